@@ -1,0 +1,116 @@
+"""Settings of a whole process, as frozen values. `resolve()` happens once; nothing changes a config after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine process needs. Field names are the flags of `headrace serve` with - for _."""
+
+    model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
+    dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
+    quantization: str | None = None  # None or "none": weights are dequantised to dtype at load
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    max_model_len: int | None = None  # None: the model's own limit
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048  # most tokens in one step
+    block_size: int = 16  # tokens in a KV block
+    kv_memory: int | None = None  # bytes of KV storage; None: a share of free memory (512 MiB on CPU)
+    gpu_memory_utilization: float = 0.9  # CUDA: share of the device that weights, KV and work space may take
+    num_gpu_blocks_override: int | None = None  # exactly so many KV blocks, whatever the memory
+    swap_space: int = 0  # bytes of host memory for swapped requests; 0: preemption recomputes
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: swap where there is room and it is cheaper
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_num_queued_reqs: int = 1024  # requests that may wait; one more gets 429
+    target_itl_ms: float | None = None  # inter-token latency held while prompts prefill; None: 2.5 x the measured decode-only step
+    session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
+    async_scheduling: bool = True  # plan step n+1 while step n runs
+    deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
+    seed: int | None = None  # of requests that bring none; None: fresh for each
+    threads: int | None = None  # compute threads; None: one per physical core available
+    step_timeout_s: float = 120.0  # a step that takes longer is stuck: the engine is restarted
+    runner_factory: str | None = None  # "package.module:function" that makes another runner (tests, simulation)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError(f"--max-model-len must be at least 1, not {self.max_model_len}.")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs ({self.max_num_seqs}): "
+                "a step must hold one token of every running request."
+            )
+        if self.max_num_queued_reqs < 0:
+            raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
+        if self.quantization not in (None, "none"):
+            raise ConfigError(f"--quantization {self.quantization} is not known; use none.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler decides with; made by the engine once the model and the KV storage are known."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int  # device blocks
+    num_host_blocks: int = 0  # room for swapped blocks
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_num_queued_reqs: int = 1024
+    target_itl_ms: float | None = None
+    session_lease_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a started engine tells its clients."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    threads: int
+    path: str  # which execution path serves: "eager"
+    kv_bytes: int
+    weight_bytes: int
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What the HTTP process needs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
+    served_model_names: tuple[str, ...] = ()  # the first is the one in answers; empty: derived from the model
+    chat_template: str | None = None  # path or text that replaces the model's own
+    shutdown_timeout: float = 30.0  # seconds that running requests may take after SIGTERM
+    max_body_bytes: int = 32 * 1024 * 1024
+    body_timeout: float = 60.0  # seconds a client may take to send its request
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    trust_request_chat_template: bool = False
+    max_restarts: int = 5  # engine restarts within ten minutes before the process gives up
+    log_requests: bool = False

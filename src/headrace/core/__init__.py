@@ -1,0 +1,1 @@
+"""What decides: requests, blocks, scheduling. Standard library only; time is passed in."""

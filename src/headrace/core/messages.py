@@ -1,0 +1,142 @@
+"""The messages between client, scheduler and runner. Frozen; nothing in them is shared and mutable.
+
+Client -> engine: `AddRequest`, `AbortRequest`. Scheduler -> runner: `StepPlan`. Runner -> scheduler: `StepResult`.
+Engine -> client: `TokenOutput`; every accepted request id ends in exactly one output with a `finish_reason`.
+All times are seconds on the machine's monotonic clock, the same in both processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddRequest:
+    request_id: str  # unique among the requests in the engine; made by the client
+    prompt_token_ids: tuple[int, ...]  # at least one
+    params: SamplingParams  # max_tokens resolved to a number by the client
+    arrival: float  # when the client accepted it
+    eos_token_ids: tuple[int, ...] = ()  # all end tokens of the model; empty where ignore_eos
+    priority: int = 0  # lower runs first
+    deadline: float | None = None  # absolute; the first token after it is worthless
+    tenant: str = ""  # whom the work is accounted to (fairness between API keys)
+    cache_salt: str | None = None  # prefix blocks are found only under the salt they were stored with
+    session_id: str | None = None  # keeps the conversation's blocks under a lease after the end
+    fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequest:
+    request_id: str
+    reason: Literal["abort", "stop"] = "abort"  # stop: the client saw a stop string; the end is a success
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStart:
+    """A request takes a slot, new or back from preemption. The runner (re)builds all of the slot's state from this."""
+
+    request_id: str
+    slot: int  # row of the runner's persistent buffers, < max_num_seqs
+    token_ids: tuple[int, ...]  # prompt and what was generated so far; all known
+    num_prompt_tokens: int  # the first so many of token_ids are the prompt
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...]  # masked before min_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The part of one request in a step: positions start .. start + num_tokens - 1 are computed."""
+
+    request_id: str
+    slot: int
+    start: int  # position of the first token computed = tokens whose KV is there already
+    num_tokens: int  # >= 1
+    token_ids: tuple[int, ...]  # the tokens at these positions; empty: one token, the slot's latest sample, not yet known here
+    block_offset: int  # new_block_ids stand at this index of the slot's block table (0 on a start: the whole table)
+    new_block_ids: tuple[int, ...]
+    sample: bool  # the last position yields a token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step of the engine. The runner does, in this order: swap_out, swap_in, copies, starts, then all rows at once.
+
+    Plans run in the order they were made, one at a time, and always to their end: blocks freed after a plan was made are written by
+    it before any later plan may reuse them. Within a step the keys and values of all rows are written before any row attends (layer by
+    layer), so a row may share blocks that another row of the same step fills.
+    """
+
+    step_id: int  # counts up from 1
+    rows: tuple[Row, ...]
+    starts: tuple[SlotStart, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
+    swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
+    copies: tuple[tuple[int, int], ...] = ()  # (from device block, to device block): copy on write
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log probabilities at one position, of the raw logits before any penalty, mask or temperature; all finite."""
+
+    token_id: int  # the token that stands there
+    logprob: float
+    rank: int  # 1: likeliest
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest (id, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRow:
+    request_id: str
+    token_ids: tuple[int, ...] = ()  # new tokens; empty for a row with sample=False or with an error
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token, where params.logprobs asked for it
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt tokens that this row's logits score: positions start+1 ..
+    error: str | None = None  # this row alone failed (non-finite logits, ...)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    step_id: int
+    rows: tuple[SampledRow, ...]  # every row of the plan, in its order
+    seconds: float  # wall time of the runner in this step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    request_id: str
+    token_ids: tuple[int, ...] = ()  # new since the last output
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # whole, on the first output with a token; position 0 has none
+    cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; on the first output
+    finish_reason: FinishReason | None = None  # set on the last output, and only there
+    stop_reason: int | None = None  # the stop token id that ended it, if one of params.stop_token_ids
+    error_code: str | None = None  # with finish_reason error: see headrace.errors (queue_full, context_length_exceeded, ...)
+    error_message: str | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """A snapshot for metrics. Totals count up and never fall."""
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_blocks: int
+    num_free_blocks: int  # not held by any request (cached ones count as free)
+    num_cached_blocks: int  # findable by hash, held or not
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    prefix_query_tokens_total: int
+    prefix_hit_tokens_total: int
+    preemptions_recompute_total: int
+    preemptions_swap_total: int
+    recomputed_tokens_total: int

@@ -1,0 +1,1 @@
+"""What computes: plain modules, weights and files."""
