@@ -1,0 +1,144 @@
+"""The same-ids law on the real default model: greedy ids in fp32 are those of transformers' `generate`, whatever the schedule.
+
+Two implementations may differ where the two likeliest tokens are closer than rounding: a mismatch is accepted only where the reference's own
+logits put the two within 1e-4 of each other, and it is printed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace import LLM, SamplingParams
+from headrace.engine.llm import RequestOutput
+
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NEW_TOKENS = 64
+NEAR_TIE = 1e-4
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time there was a small harbour town where",
+    "def fibonacci(n):\n    ",
+    "Water boils at",
+    "The three primary colours are",
+    "A B C D E F G",
+    "In 1969, the first people to walk on the Moon",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "To make a good cup of tea, first",
+    "The mitochondria is the",
+    "import numpy as np\n\nx = np.",
+    "Question: What is the largest planet?\nAnswer:",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "The train left the station at half past seven, and nobody on the platform noticed that",
+    "SELECT name, age FROM people WHERE",
+    "La capitale de l'Italie est",
+    "Photosynthesis is the process by which",
+    "She opened the letter slowly. It said:",
+    "The difference between a list and a tuple in Python is",
+    "To be, or not to be, that is",
+]
+FILLER = "The committee met on a grey morning and went through the list of repairs that the old mill needed before winter. "
+
+
+@pytest.fixture(scope="module")
+def model_path() -> Path:
+    from headrace.models.store import resolve_model
+
+    return resolve_model(None)
+
+
+@pytest.fixture(scope="module")
+def reference(model_path: Path):  # type: ignore[no-untyped-def]
+    """transformers' own model from the same file, dequantised to fp32 by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its, not ours
+        return AutoModelForCausalLM.from_pretrained(str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(model_path: Path) -> list[list[int]]:
+    from headrace.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(model_path)
+    texts = [FILLER * (i % 4) + prompt for i, prompt in enumerate(PROMPTS)]  # lengths from 5 to about 80
+    return [tokenizer.encode(text) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def expected(reference, prompts: list[list[int]]) -> list[list[int]]:  # type: ignore[no-untyped-def]
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def run(model_path: Path, prompts: list[list[int]], *, at_once: int, rounds: int = 1, **config: object) -> tuple[list[list[int]], list[RequestOutput]]:
+    """Ids of the last round, `at_once` requests in flight, from an engine of its own."""
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    options: dict[str, object] = {"dtype": "float32", "quantization": "none", "max_model_len": 1024, "max_num_seqs": 16, "kv_memory": 256 << 20}
+    with LLM(model=str(model_path), **{**options, **config}) as llm:  # type: ignore[arg-type]
+        for _ in range(rounds):
+            outputs: list[RequestOutput] = []
+            for begin in range(0, len(prompts), at_once):
+                batch = [{"prompt_token_ids": prompt} for prompt in prompts[begin : begin + at_once]]
+                outputs += llm.generate(batch, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs], outputs
+
+
+def assert_same(reference, prompts: list[list[int]], expected: list[list[int]], got: list[list[int]]) -> None:  # type: ignore[no-untyped-def]
+    for prompt, right, ours in zip(prompts, expected, got, strict=True):
+        assert len(ours) == NEW_TOKENS
+        if ours == right:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(right, ours, strict=True)) if a != b)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + right[:at]])).logits[0, -1].double()
+        gap = float(logits[right[at]] - logits[ours[at]])
+        print(f"near tie at token {at} of {prompt[:6]}...: transformers {right[at]}, ours {ours[at]}, gap {gap:.2e}")
+        assert abs(gap) < NEAR_TIE, f"token {at}: transformers {right[at]}, ours {ours[at]}, gap {gap}"
+
+
+def test_alone(model_path, reference, prompts, expected):  # type: ignore[no-untyped-def]
+    got, _ = run(model_path, prompts, at_once=1)
+    assert_same(reference, prompts, expected, got)
+
+
+def test_batch_of_16(model_path, reference, prompts, expected):  # type: ignore[no-untyped-def]
+    got, _ = run(model_path, prompts, at_once=16)
+    assert_same(reference, prompts, expected, got)
+
+
+def test_without_planning_ahead(model_path, reference, prompts, expected):  # type: ignore[no-untyped-def]
+    got, _ = run(model_path, prompts, at_once=16, async_scheduling=False)
+    assert_same(reference, prompts, expected, got)
+
+
+def test_chunked(model_path, reference, prompts, expected):  # type: ignore[no-untyped-def]
+    got, _ = run(model_path, prompts, at_once=16, max_num_batched_tokens=64)
+    assert_same(reference, prompts, expected, got)
+
+
+def test_after_a_prefix_hit(model_path, reference, prompts, expected):  # type: ignore[no-untyped-def]
+    got, outputs = run(model_path, prompts, at_once=16, rounds=2)
+    assert sum((output.num_cached_tokens or 0) > 0 for output in outputs) == sum(len(prompt) > 16 for prompt in prompts)
+    assert_same(reference, prompts, expected, got)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted(model_path, reference, prompts, expected, mode):  # type: ignore[no-untyped-def]
+    """A pool of 40 blocks can't hold 16 requests of up to 150 tokens: some must give way and come back."""
+    got, outputs = run(
+        model_path, prompts, at_once=16, num_gpu_blocks_override=40, max_model_len=512, preemption_mode=mode, swap_space=64 << 20, kv_memory=None
+    )
+    assert sum(output.num_preemptions for output in outputs) > 0
+    assert_same(reference, prompts, expected, got)
