@@ -1,0 +1,38 @@
+"""What the engine asks of a runner. No torch here: the engine and its tests import this without loading it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headrace.config import EngineInfo
+from headrace.core.messages import StepPlan, StepResult
+
+
+class Runner(Protocol):
+    """Runs plans on a device, one at a time, in the order they were made.
+
+    Everything but `execute` is known once the runner is made and never changes.
+    """
+
+    num_blocks: int  # device KV blocks
+    num_host_blocks: int  # host KV blocks for swapped requests
+    block_size: int  # tokens in a block
+    max_model_len: int  # most tokens of one request, prompt and answer
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]  # all end tokens of the model
+
+    def info(self, load_seconds: float) -> EngineInfo:
+        """The facts a started engine tells its clients; `load_seconds` is what the start took."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one plan to its end and returns a result for each of its rows, in their order.
+
+        A row that alone went wrong has `SampledRow.error`; so has a row whose slot its request does not hold any more, because the
+        step that was to start it raised. An exception means that the whole step failed: the slots of its rows are empty then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives memory and threads back. Nothing may be executed afterwards."""
+        ...
