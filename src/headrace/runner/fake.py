@@ -243,6 +243,13 @@ class FakeRunner:
         slot.push(token)
         return SampledRow(request_id=row.request_id, token_ids=(token,), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
+    def _likeliest(self, value: int) -> int:
+        value = _mix(value)
+        script = self.script
+        if script.eos_every and value % script.eos_every == 0:
+            return script.eos_token_ids[0]
+        return script.low + (value >> 16) % ((script.high or self.vocab_size) - script.low)
+
     def _next_token(self, slot: _Slot) -> int:
         """End tokens, stop tokens, min_tokens and allowed_token_ids are honoured; what shapes a distribution has no meaning here."""
         params = slot.start.params
@@ -250,23 +257,19 @@ class FakeRunner:
         if not params.greedy:
             name = f"{params.seed} {params.choice_index}".encode()
             value ^= int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
-        value = _mix(value)
-        banned = set(slot.start.eos_token_ids)
+        first = self._likeliest(value)
+        choices = range(self.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
+        banned: set[int] = set()
         if len(slot.tokens) - slot.start.num_prompt_tokens < params.min_tokens:
-            banned |= set(params.stop_token_ids)
-        elif slot.start.eos_token_ids and self.script.eos_every and value % self.script.eos_every == 0:
-            return slot.start.eos_token_ids[0]
-        choices = params.allowed_token_ids or range(self.script.low, self.script.high or self.vocab_size)
-        first = (value >> 16) % len(choices)
-        for step in range(len(choices)):
-            token = choices[(first + step) % len(choices)]
-            if token not in banned:
-                return token
-        return choices[first]
+            banned = {*slot.start.eos_token_ids, *params.stop_token_ids}
+        allowed = [token for token in choices if token not in banned]
+        if not allowed:
+            raise PlanError(f"{slot.start.request_id} leaves no token to sample")
+        return first if first in allowed else allowed[first % len(allowed)]
 
     def _logprobs(self, prefix_hash: int, token: int, count: int) -> TokenLogprobs:
-        """A geometric distribution: the token of rank r has probability 2 ** -r."""
-        first = _mix(prefix_hash) % self.vocab_size
+        """A geometric distribution: the token of rank r has probability 2 ** -r, and the greedy one has rank 1."""
+        first = self._likeliest(prefix_hash)
         rank = (token - first) % self.vocab_size + 1
         top = tuple(((first + i) % self.vocab_size, -(i + 1) * math.log(2)) for i in range(min(count, self.vocab_size)))
         return TokenLogprobs(token_id=token, logprob=-rank * math.log(2), rank=rank, top=top)
