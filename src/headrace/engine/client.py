@@ -1,0 +1,304 @@
+"""The engine as the HTTP process sees it: requests in, streams of tokens out, and a child process that is started again when it dies.
+
+Everything here happens on one event loop. A request is a *sink*: the client calls it with each output as it arrives. `submit` wraps a sink
+in an async iterator whose outputs, as long as nobody takes them, grow together: a slow consumer costs the memory of its own tokens and holds
+up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import fields, replace
+from typing import Literal, Protocol
+
+from headrace.config import EngineConfig, EngineInfo
+from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
+from headrace.engine.engine_process import EngineProcess
+from headrace.engine.request_stream import RequestStream
+from headrace.engine.wire import Abort, Add, Failed, Heartbeat, Outputs, Started, WireError
+from headrace.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelLoadError,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    StartError,
+)
+
+State = Literal["starting", "ready", "draining", "restarting", "dead"]
+
+RESTART_WINDOW_S = 600.0
+FIRST_BACKOFF_S = 0.2
+LONGEST_BACKOFF_S = 30.0
+CLOSE_GRACE_S = 3.0
+_START_ERRORS: dict[str, type[StartError]] = {"ConfigError": ConfigError, "ModelLoadError": ModelLoadError}
+
+logger = logging.getLogger("headrace.engine")
+
+
+class Sink(Protocol):
+    """Takes what becomes of one request. Called on the event loop; must not block and must not raise."""
+
+    def push(self, output: TokenOutput) -> None:
+        """The next tokens; the last output has a `finish_reason`, which is not "error"."""
+
+    def fail(self, error: RequestError) -> None:
+        """The request has failed; nothing follows."""
+
+
+class EngineClient:
+    """Owns the engine process of one `EngineConfig`.
+
+    `max_restarts` within ten minutes bring a dead engine back; after that the state is "dead" for good.
+    """
+
+    def __init__(self, config: EngineConfig, *, max_restarts: int = 5) -> None:
+        self.config = config
+        self.state: State = "starting"
+        self.info: EngineInfo | None = None
+        self.heartbeat: Heartbeat | None = None  # the latest; None until the engine has started
+        self.restarts_total = 0
+        self._stats: SchedulerStats | None = None
+        self._earlier: SchedulerStats | None = None  # the last snapshot of the engines that have died
+        self._max_restarts = max_restarts
+        self._process: EngineProcess | None = None
+        self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle = asyncio.Event()  # no id is open
+        self._idle.set()
+        self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
+        self._deaths: deque[float] = deque()  # monotonic seconds
+        self._closing = False
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """The scheduler's latest snapshot: a few times a second under load, and one at rest. Its totals go on over restarts."""
+        return self._stats
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> EngineInfo:
+        """Starts the engine and waits until it serves. Raises the engine's `StartError`; the state is "dead" then."""
+        try:
+            info = await self._launch()
+        except BaseException:
+            self.state = "dead"
+            raise
+        self.state = "ready"
+        self._tasks = [asyncio.create_task(self._supervise(), name="engine supervisor"), asyncio.create_task(self._watch(), name="engine watchdog")]
+        return info
+
+    def submit(self, request: AddRequest) -> RequestStream:
+        """Hands the request to the engine and returns the iterator of its outputs, which must be closed or read to its end.
+
+        Closing it early aborts the request. Raises `EngineUnavailable` at once if no engine takes requests now.
+        """
+        stream = RequestStream(lambda: self.abort(request.request_id))
+        self.open(request, stream)
+        return stream
+
+    def open(self, request: AddRequest, sink: Sink) -> None:
+        """Hands the request to the engine; `sink` gets its outputs until the last one or a failure. Raises like `submit`."""
+        if self.state != "ready" or self._process is None:
+            raise self.unavailable()
+        if request.request_id in self._open:
+            raise InvalidRequest(f"A request with the id {request.request_id!r} runs already.", param="request_id")
+        try:
+            self._process.send(Add(request))
+        except WireError as error:
+            raise InvalidRequest(f"The request cannot be sent to the engine: {error}") from error
+        if not self._open:
+            self._last_heard = time.monotonic()
+            self._idle.clear()
+        self._open[request.request_id] = sink
+
+    def abort(self, request_id: str, reason: Literal["abort", "stop"] = "abort") -> None:
+        """Ends a request whose outputs nobody wants any more; its sink is not called again. Does nothing for one that has ended."""
+        if self._open.get(request_id) is None:
+            return
+        self._open[request_id] = None
+        if self._process is not None:
+            self._process.send(Abort(AbortRequest(request_id=request_id, reason=reason)))
+
+    async def drain(self, timeout: float) -> bool:
+        """Takes no more requests and waits for the open ones. False if some are still open after `timeout` seconds."""
+        if self.state != "dead":
+            self.state = "draining"
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends the engine process, by force after a few seconds. Open requests fail with `EngineUnavailable`."""
+        self._closing = True
+        self.state = "dead"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close(CLOSE_GRACE_S)
+        self._fail_open(EngineUnavailable("The engine has been shut down."))
+
+    async def _launch(self) -> EngineInfo:
+        """Spawns a child and waits for `Started`. Kills it on any failure."""
+        process = await EngineProcess.spawn(self.config)
+        try:
+            message = await process.receive()
+            if isinstance(message, Started):
+                self._process = process
+                self.info = message.info
+                self._last_heard = time.monotonic()
+                return message.info
+            if isinstance(message, Failed):
+                raise _START_ERRORS.get(message.kind, StartError)(message.message)
+            code = await process.kill()
+            raise StartError(f"The engine process ended with exit code {code} before it was ready.")
+        except BaseException:
+            await process.kill()
+            raise
+
+    async def _supervise(self) -> None:
+        """Reads from the engine; when it dies, fails what is open and starts another one."""
+        while True:
+            reason = await self._read()
+            process, self._process = self._process, None
+            code = None if process is None else await process.kill()
+            draining = self.state == "draining"
+            if not draining:
+                self.state = "restarting"
+            logger.error("the engine process ended (%s, exit code %s)%s", reason, code, "" if draining else "; starting it again")
+            self._fail_open(EngineUnavailable(f"The engine died while it served this request ({reason})."))
+            if draining:
+                return
+            if not await self._restart():
+                self.state = "dead"
+                logger.critical("the engine died %d times within %.0f minutes and is not started again", len(self._deaths), RESTART_WINDOW_S / 60)
+                return
+            if self.state == "restarting":
+                self.state = "ready"
+
+    async def _restart(self) -> bool:
+        """Starts another child, with growing pauses; False when `max_restarts` are used up."""
+        while True:
+            now = time.monotonic()
+            while self._deaths and self._deaths[0] < now - RESTART_WINDOW_S:
+                self._deaths.popleft()
+            self._deaths.append(now)
+            if len(self._deaths) > self._max_restarts:
+                return False
+            self.restarts_total += 1
+            await asyncio.sleep(min(FIRST_BACKOFF_S * 2 ** (len(self._deaths) - 1), LONGEST_BACKOFF_S))
+            try:
+                await self._launch()
+            except StartError as error:
+                logger.error("the engine could not be started again: %s", error)
+            else:
+                return True
+
+    async def _read(self) -> str:
+        """Delivers the engine's messages until it ends; returns why it did."""
+        process = self._process
+        assert process is not None
+        reason = "it was killed or crashed"
+        while True:
+            try:
+                message = await process.receive()
+            except WireError as error:
+                return str(error)
+            self._last_heard = time.monotonic()
+            match message:
+                case None:
+                    return reason
+                case Outputs(outputs, retry_after):
+                    for output in outputs:
+                        self._deliver(output, retry_after)
+                case Heartbeat():
+                    self.heartbeat = message
+                    self._stats = add_totals(message.stats, self._earlier)
+                case Failed():
+                    reason = message.message
+                case Started():
+                    return "it started twice"
+
+    def _deliver(self, output: TokenOutput, retry_after: int | None) -> None:
+        sink = self._open.get(output.request_id)
+        if output.finish_reason is not None:
+            self._open.pop(output.request_id, None)
+            if not self._open:
+                self._idle.set()
+        if sink is None:
+            return
+        if output.finish_reason == "error":
+            sink.fail(error_of(output, retry_after))
+        else:
+            sink.push(output)
+
+    def _fail_open(self, error: EngineUnavailable) -> None:
+        sinks = list(self._open.values())
+        self._open.clear()
+        self._idle.set()
+        self.heartbeat = None
+        if self._stats is not None:  # a dead engine runs nothing
+            free = self._stats.num_blocks
+            self._stats = replace(self._stats, num_running=0, num_waiting=0, num_swapped=0, num_free_blocks=free, num_cached_blocks=0)
+            self._earlier = self._stats
+        for sink in sinks:
+            if sink is not None:
+                sink.fail(EngineUnavailable(error.message))
+
+    async def _watch(self) -> None:
+        """Kills an engine whose step, or whose loop, is stuck; `_supervise` sees the end of the stream and does the rest."""
+        limit = self.config.step_timeout_s
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            if self._process is None or not self._open:
+                continue
+            now = time.monotonic()
+            started = self.heartbeat.step_started if self.heartbeat is not None else None
+            stuck_since = min(self._last_heard, now if started is None else started)
+            if now - stuck_since > limit:
+                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", now - stuck_since, limit)
+                await self._process.kill()
+
+    def _unavailable(self) -> EngineUnavailable:
+        message = {
+            "starting": "The engine is starting.",
+            "ready": "The engine is restarting.",
+            "draining": "The server is shutting down and takes no new requests.",
+            "restarting": "The engine has died and is being restarted.",
+            "dead": "The engine is not running.",
+        }[self.state]
+        return EngineUnavailable(message)
+
+
+def add_totals(stats: SchedulerStats, earlier: SchedulerStats | None) -> SchedulerStats:
+    """`stats` with the totals of earlier engines added, so that totals never fall."""
+    if earlier is None:
+        return stats
+    totals = [field.name for field in fields(SchedulerStats) if field.name.endswith("_total")]
+    return replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in totals})
+
+
+def error_of(output: TokenOutput, retry_after: int | None) -> RequestError:
+    """The exception that a terminal output with finish_reason "error" stands for."""
+    message = output.error_message or "The engine could not compute this request."
+    match output.error_code:
+        case "queue_full":
+            return QueueFull(message, retry_after=retry_after or 1)
+        case "context_length_exceeded":
+            return ContextLengthExceeded(message, param="prompt")
+        case code:
+            return RequestFailed(message, code=code)

@@ -1,0 +1,222 @@
+"""The loop that turns the wheel: drain the inbox, plan, execute, update, emit.
+
+Three threads meet here. The *caller's* thread runs `run()` and alone touches the scheduler. The *runner's* thread executes plans one after
+the other and alone touches the runner. Any thread may `post()`. Requests and finished steps arrive in one queue, so the loop sleeps until
+there is something to do and never polls.
+
+With async scheduling, step n+1 is planned while step n runs, and handed to the runner the moment step n ends: bookkeeping, detokenising
+and sockets all happen in the shadow of a running step. With it off, step n+1 is planned when the tokens of step n are known.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.engine.wire import Abort, Add, FromEngine, Heartbeat, Outputs, Shutdown
+
+MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
+HEARTBEAT_S = 0.25
+
+logger = logging.getLogger("headrace.engine")
+
+
+class SchedulerLike(Protocol):
+    """What the loop needs of `core.scheduler.Scheduler`; see docs there."""
+
+    def add(self, message: AddRequest, now: float) -> TokenOutput | None: ...
+    def abort(self, message: AbortRequest) -> TokenOutput | None: ...
+    def plan(self, now: float) -> StepPlan | None: ...
+    def update(self, result: StepResult, now: float) -> list[TokenOutput]: ...
+    def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]: ...
+    def retry_after(self) -> int: ...
+    def stats(self) -> SchedulerStats: ...
+    def has_work(self) -> bool: ...
+
+
+class RunnerLike(Protocol):
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+def debugging() -> bool:
+    """Whether the user wants tracebacks in the log."""
+    return os.environ.get("HEADRACE_DEBUG") == "1"
+
+
+class EngineBroken(Exception):
+    """Steps fail one after the other: only a new process can help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepDone:
+    outcome: StepResult | BaseException  # an exception: the step raised it
+
+
+Inbound = Add | Abort | Shutdown | _StepDone
+
+
+class EngineCore:
+    """One scheduler and one runner, turned until `Shutdown` is posted.
+
+    `emit` receives what goes to the client; it must not block. `inbox` may be filled before the core exists. `clock` gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        runner: RunnerLike,
+        scheduler: SchedulerLike,
+        emit: Callable[[FromEngine], None],
+        *,
+        inbox: queue.SimpleQueue[Inbound] | None = None,
+        async_scheduling: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._emit = emit
+        self._async_scheduling = async_scheduling
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Inbound] = inbox or queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._running: StepPlan | None = None  # handed to the runner, not yet done
+        self._ahead: StepPlan | None = None  # planned, runs next
+        self._step_started: float | None = None
+        self._outputs: list[TokenOutput] = []  # collected for one frame
+        self._stopping = False
+        self._failed_steps = 0  # in a row
+        self._steps_total = 0
+        self._step_seconds_total = 0.0
+        self._last_heartbeat = float("-inf")
+        self._stale = True  # something has happened since the last heartbeat
+
+    def post(self, message: Add | Abort | Shutdown) -> None:
+        """Leaves a message for the loop; from any thread."""
+        self._inbox.put(message)
+
+    def run(self) -> None:
+        """Turns until `Shutdown`, then returns once the running step has ended.
+
+        Raises `EngineBroken` when steps keep failing, and whatever the scheduler raises: its state is then unknown.
+        """
+        thread = threading.Thread(target=self._run_plans, name="runner", daemon=True)
+        thread.start()
+        try:
+            while not (self._stopping and self._running is None):
+                self._drain_inbox()
+                self._flush_outputs()
+                self._turn()
+                self._beat()
+        finally:
+            self._plans.put(None)
+        thread.join()
+
+    def _run_plans(self) -> None:
+        """Body of the runner's thread."""
+        while (plan := self._plans.get()) is not None:
+            try:
+                outcome: StepResult | BaseException = self._runner.execute(plan)
+            except BaseException as error:  # also SystemExit, which would end this thread in silence
+                outcome = error
+            self._inbox.put(_StepDone(outcome=outcome))
+
+    def _drain_inbox(self) -> None:
+        """Handles all that has arrived; sleeps for the first message if there is nothing else to do."""
+        timeout = None if self._idle() else max(self._last_heartbeat + HEARTBEAT_S - self._clock(), 0.0)
+        try:
+            message = self._inbox.get(timeout=timeout)
+            while True:
+                self._handle(message)
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _idle(self) -> bool:
+        return self._running is None and not self._scheduler.has_work()
+
+    def _handle(self, message: Inbound) -> None:
+        self._stale = True
+        match message:
+            case Add(request):
+                output = self._scheduler.add(request, self._clock())
+            case Abort(request):
+                output = self._scheduler.abort(request)
+            case _StepDone():
+                self._finish_step(message)
+                return
+            case Shutdown():
+                self._stopping = True
+                return
+        if output is not None:
+            self._outputs.append(output)
+
+    def _turn(self) -> None:
+        """Gives the runner its next plan and plans one ahead."""
+        if self._stopping:
+            return
+        if self._running is None:
+            plan = self._ahead or self._scheduler.plan(self._clock())
+            self._ahead = None
+            if plan is not None:
+                self._start(plan)
+        if self._running is not None and self._async_scheduling and self._ahead is None:
+            self._ahead = self._scheduler.plan(self._clock())
+
+    def _start(self, plan: StepPlan) -> None:
+        self._running = plan
+        self._step_started = self._clock()
+        self._plans.put(plan)
+
+    def _finish_step(self, done: _StepDone) -> None:
+        plan, started = self._running, self._step_started
+        assert plan is not None
+        assert started is not None
+        self._running = self._step_started = None
+        now = self._clock()
+        self._steps_total += 1
+        self._step_seconds_total += now - started
+        if isinstance(done.outcome, BaseException):
+            self._fail_step(plan, done.outcome)
+            return
+        self._failed_steps = 0
+        if self._ahead is not None and not self._stopping:  # first keep the runner busy, then do the books
+            self._start(self._ahead)
+            self._ahead = None
+        self._outputs += self._scheduler.update(done.outcome, now)
+
+    def _fail_step(self, plan: StepPlan, error: BaseException) -> None:
+        """Ends the requests of a step that raised, and of the one planned behind it: that counts on tokens and blocks which never came."""
+        reason = f"{type(error).__name__}: {error}"
+        message = f"The step that computed this request failed: {reason}"
+        logger.error("step %d of %d rows failed: %s", plan.step_id, len(plan.rows), reason, exc_info=error if debugging() else None)
+        self._outputs += self._scheduler.fail_step(plan, message)
+        if self._ahead is not None:
+            self._outputs += self._scheduler.fail_step(self._ahead, message)
+            self._ahead = None
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            self._flush_outputs()
+            raise EngineBroken(f"{self._failed_steps} steps in a row failed, the last one with {reason}") from error
+
+    def _flush_outputs(self) -> None:
+        if not self._outputs:
+            return
+        refused = any(output.error_code == "queue_full" for output in self._outputs)
+        self._emit(Outputs(tuple(self._outputs), self._scheduler.retry_after() if refused else None))
+        self._outputs.clear()
+
+    def _beat(self) -> None:
+        """Tells the client how things stand: at most every HEARTBEAT_S while steps run, and once when they stop."""
+        now = self._clock()
+        due = self._stale if self._idle() else now >= self._last_heartbeat + HEARTBEAT_S
+        if not due:
+            return
+        self._emit(Heartbeat(self._scheduler.stats(), self._step_started, self._steps_total, self._step_seconds_total))
+        self._last_heartbeat = now
+        self._stale = False

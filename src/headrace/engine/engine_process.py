@@ -1,0 +1,76 @@
+"""The engine's child process seen from the parent: spawn it, talk in frames, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+
+from headrace.config import EngineConfig
+from headrace.engine.wire import HEADER_BYTES, Configure, FromEngine, Shutdown, ToEngine, body_length, decode_from_engine, encode_frame
+
+READ_BUFFER_BYTES = 1024 * 1024
+
+
+class EngineProcess:
+    """One child. Whoever made it must call `kill()` or `close()`; both may be called again."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._popen = popen
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def spawn(cls, config: EngineConfig) -> EngineProcess:
+        """Starts the child and hands it its config. Started from the event loop's own thread: the child dies with the thread that made it.
+
+        A fresh interpreter, not a fork: the parent has threads, and torch does not survive a fork of them.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                popen = subprocess.Popen(  # noqa: ASYNC220 - takes a few milliseconds, and must not happen in another thread
+                    [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                )
+            except OSError:
+                ours.close()
+                raise
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_BUFFER_BYTES)
+        process = cls(popen, reader, writer)
+        process.send(Configure(config))
+        return process
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def send(self, message: ToEngine) -> None:
+        """Never blocks: the child's reader thread takes everything at once. Raises `WireError` for what cannot be encoded."""
+        self._writer.write(encode_frame(message))
+
+    async def receive(self) -> FromEngine | None:
+        """The next message; None when the child's end is closed. Raises `WireError` for bytes that are none of ours."""
+        try:
+            header = await self._reader.readexactly(HEADER_BYTES)
+            return decode_from_engine(await self._reader.readexactly(body_length(header)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def close(self, grace: float) -> None:
+        """Asks the child to end; kills it after `grace` seconds."""
+        if self._popen.poll() is None and not self._writer.is_closing():
+            self.send(Shutdown())
+        try:
+            await asyncio.to_thread(self._popen.wait, grace)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+        await self.kill()
+
+    async def kill(self) -> int:
+        """Kills the child if it lives, reaps it, and returns its exit code (negative: the signal that ended it)."""
+        self._popen.kill()  # a no-op for a child that has been reaped
+        code = await asyncio.to_thread(self._popen.wait)
+        if not self._writer.is_closing():
+            self._writer.transport.abort()
+        return code

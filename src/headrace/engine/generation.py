@@ -1,0 +1,118 @@
+"""From a prompt of tokens to a stream of text: n choices, stop strings, and everything given back on every way out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from headrace.core.messages import AddRequest, TokenOutput
+from headrace.engine.choice import Choice, ChoiceDelta
+from headrace.engine.client import EngineClient
+from headrace.engine.engine_requests import GenerationRequest, engine_requests
+from headrace.errors import RequestError
+from headrace.text.tokenizer import Tokenizer
+
+__all__ = ["ChoiceDelta", "GenerationRequest", "Generator"]
+
+
+class Generator:
+    """Runs requests on one engine."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[ChoiceDelta]:
+        """Yields deltas as they come, of all choices in turn; each choice ends with one that has a `finish_reason`.
+
+        Deltas that the consumer does not take in time are merged. Leaving the iterator early (close it: `contextlib.aclosing`) aborts
+        every choice. Raises `InvalidRequest` before the first delta, and any `RequestError` of the engine.
+        """
+        info = self._client.info
+        if info is None:
+            raise self._client.unavailable()
+        adds = engine_requests(request, info, self._tokenizer)
+        params = request.params
+        if params.max_tokens == 0 and params.prompt_logprobs is None:
+            for index in range(params.n):
+                yield ChoiceDelta(index=index, cached_tokens=0, finish_reason="length")
+            return
+        limit = 0 if params.max_tokens == 0 else 1
+        run = _Run(self._client)
+        try:
+            for index, add in enumerate(adds):
+                run.open(add, Choice(index, params, self._tokenizer, limit=limit))
+            while (delta := await run.next_delta()) is not None:
+                yield delta
+        finally:
+            run.close()
+
+
+class _Run:
+    """The open choices of one request and the deltas that wait for the consumer."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._unfinished: dict[str, Choice] = {}  # by engine request id
+        self._ready: deque[Choice] = deque()  # each at most once
+        self._error: Exception | None = None
+        self._arrived = asyncio.Event()
+
+    def open(self, add: AddRequest, choice: Choice) -> None:
+        self._client.open(add, _ChoiceSink(self, add.request_id))
+        self._unfinished[add.request_id] = choice
+
+    def close(self) -> None:
+        """Aborts what has not ended."""
+        for request_id in self._unfinished:
+            self._client.abort(request_id)
+        self._unfinished.clear()
+
+    async def next_delta(self) -> ChoiceDelta | None:
+        """None when every choice has ended."""
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if not self._unfinished:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._ready.popleft().take()
+
+    def push(self, request_id: str, output: TokenOutput) -> None:
+        choice = self._unfinished.get(request_id)
+        if choice is None:
+            return  # closed in the meantime
+        try:
+            stopped = choice.push(output)
+        except Exception as error:  # a fault in our text code: it belongs to this request's consumer, not to the client's read loop
+            self.fail(request_id, error)
+            self._client.abort(request_id)
+            return
+        if stopped:
+            self._client.abort(request_id, reason="stop")
+        if choice.finished:
+            del self._unfinished[request_id]
+        if choice not in self._ready:
+            self._ready.append(choice)
+        self._arrived.set()
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        self._unfinished.pop(request_id, None)
+        self._error = self._error or error
+        self._arrived.set()
+
+
+class _ChoiceSink:
+    """One choice's end of the client."""
+
+    def __init__(self, run: _Run, request_id: str) -> None:
+        self._run = run
+        self._request_id = request_id
+
+    def push(self, output: TokenOutput) -> None:
+        self._run.push(self._request_id, output)
+
+    def fail(self, error: RequestError) -> None:
+        self._run.fail(self._request_id, error)
