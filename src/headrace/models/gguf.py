@@ -161,7 +161,7 @@ class GGUFFile:
         num_bytes = 0
         if block_format is not None:
             values = math.prod(shape)
-            if values == 0 or shape and shape[-1] % block_format.block_size:
+            if values == 0 or (shape and shape[-1] % block_format.block_size):
                 raise self._torn(f"tensor {name!r} of shape {shape} is no whole number of {block_format.name} blocks")
             num_bytes = values // block_format.block_size * block_format.block_bytes
         if offset + num_bytes > len(self._data):
