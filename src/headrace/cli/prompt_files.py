@@ -82,6 +82,8 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
     if unknown := sorted(set(fields) - PARAMS):
         raise InvalidRequest(f"Unknown field {unknown[0]} in params; known are {', '.join(sorted(PARAMS))}.", param=unknown[0])
     if isinstance(bias := fields.get("logit_bias"), dict):
+        if wrong := [token for token in bias if not token.isdecimal()]:
+            raise InvalidRequest(f"logit_bias must have token ids as keys, not {wrong[0]!r}.", param="logit_bias")
         fields = {**fields, "logit_bias": {int(token): value for token, value in bias.items()}}  # keys of JSON objects are texts
     try:
         return SamplingParams(**fields)
