@@ -28,15 +28,21 @@ class EngineProcess:
         A fresh interpreter, not a fork: the parent has threads, and torch does not survive a fork of them.
         """
         ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())]
         with theirs:
             try:
-                popen = subprocess.Popen(  # noqa: ASYNC220 - takes a few milliseconds, and must not happen in another thread
-                    [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-                )
+                # A few milliseconds, and not for another thread (see above).
+                popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: ASYNC220
             except OSError:
                 ours.close()
                 raise
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_BUFFER_BYTES)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_BUFFER_BYTES)
+        except BaseException:
+            ours.close()
+            popen.kill()
+            popen.wait()
+            raise
         process = cls(popen, reader, writer)
         process.send(Configure(config))
         return process
