@@ -14,17 +14,22 @@ from tests.engine.fake_engine import add, at_rest, collect, engine, fake_config,
 SLOW = {"step_seconds": 0.01}
 
 
-async def fails(client: EngineClient, error: type[Exception], *, count: int = 4, match: str = "") -> None:
-    """Opens `count` long streams; each gets a token at least and then the error."""
+async def fails(client: EngineClient, error: type[Exception], *, match: str | None = None, flowing: asyncio.Event | None = None) -> None:
+    """Opens four long streams; each gets a token at least and then the error. `flowing` is set when each has a token."""
+    count = 0
 
     async def one() -> None:
+        nonlocal count
         stream = client.submit(add(max_tokens=400))
         assert (await anext(stream)).token_ids
+        count += 1
+        if count == 4 and flowing is not None:
+            flowing.set()
         with pytest.raises(error, match=match):
             async for _ in stream:
                 pass
 
-    await asyncio.wait_for(asyncio.gather(*(one() for _ in range(count))), 20)
+    await asyncio.wait_for(asyncio.gather(*(one() for _ in range(4))), 20)
 
 
 async def comes_back(client: EngineClient, old_pid: int | None) -> None:
@@ -86,16 +91,18 @@ async def test_the_process_ends_without_a_word(tmp_path):
 async def test_the_process_is_killed():
     async with engine(fake_config(SLOW)) as client:
         for _ in range(2):
-            pid = client.pid
-            failing = asyncio.create_task(fails(client, EngineUnavailable))
-            await until(lambda: client.stats.num_running == 4)
+            pid, before = client.pid, client.stats.generation_tokens_total
+            flowing = asyncio.Event()
+            failing = asyncio.create_task(fails(client, EngineUnavailable, flowing=flowing))
+            await flowing.wait()
+            await until(lambda before=before: client.stats.generation_tokens_total > before)
             os.kill(pid, signal.SIGKILL)
             await failing
             assert client.stats.num_running == 0
             with pytest.raises(EngineUnavailable, match="restarted"):
                 client.submit(add())
             total = client.stats.generation_tokens_total
-            assert total > 0
+            assert total > before
             await comes_back(client, pid)
             assert client.stats.generation_tokens_total == total + 8  # totals go on over restarts
         assert client.restarts_total == 2
@@ -113,8 +120,9 @@ async def test_a_stuck_process_is_seen_and_ended():
     """Not even heartbeats come: the process is stopped as a whole."""
     async with engine(fake_config(SLOW, step_timeout_s=0.6)) as client:
         pid = client.pid
-        failing = asyncio.create_task(fails(client, EngineUnavailable))
-        await until(lambda: client.stats.num_running == 4)
+        flowing = asyncio.Event()
+        failing = asyncio.create_task(fails(client, EngineUnavailable, flowing=flowing))
+        await flowing.wait()
         os.kill(pid, signal.SIGSTOP)
         await failing
         await comes_back(client, pid)
@@ -144,8 +152,9 @@ async def test_an_engine_that_dies_again_and_again_stays_dead():
 
 async def test_death_while_draining():
     async with engine(fake_config(SLOW)) as client:
-        failing = asyncio.create_task(fails(client, EngineUnavailable))
-        await until(lambda: client.stats.num_running == 4)
+        flowing = asyncio.Event()
+        failing = asyncio.create_task(fails(client, EngineUnavailable, flowing=flowing))
+        await flowing.wait()
         draining = asyncio.create_task(client.drain(10))
         await asyncio.sleep(0)
         os.kill(client.pid, signal.SIGKILL)

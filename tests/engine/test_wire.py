@@ -107,7 +107,7 @@ def test_messages_to_the_engine(message):
 
 
 @given(
-    st.builds(wire.Started, INFOS)
+    st.builds(wire.Started, INFOS, STATS)
     | st.builds(wire.Failed, TEXT, TEXT, st.integers(0, 255))
     | st.builds(wire.Outputs, st.lists(OUTPUTS, max_size=4).map(tuple), st.none() | st.integers(1, 100))
     | st.builds(wire.Heartbeat, STATS, st.none() | NUMBER, COUNT, NUMBER)

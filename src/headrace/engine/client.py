@@ -169,6 +169,7 @@ class EngineClient:
                 raise StartError(str(error)) from error
             if isinstance(message, Started):
                 self.info = message.info
+                self._stats = add_totals(message.stats, self._earlier)
                 self._last_heard = time.monotonic()
                 return message.info
             if isinstance(message, Failed):

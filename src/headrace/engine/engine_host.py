@@ -91,7 +91,7 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
         info = runner.info(load_seconds=time.monotonic() - begin)
         scheduler = Scheduler(scheduler_config(config, info, num_host_blocks=runner.num_host_blocks))
         core = EngineCore(runner, scheduler, writer.send, inbox=inbox, async_scheduling=config.async_scheduling)
-        writer.send(Started(info))
+        writer.send(Started(info, scheduler.stats()))
         core.run()
     finally:
         runner.close()
