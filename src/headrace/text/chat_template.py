@@ -144,6 +144,7 @@ class ChatTemplate:
             for message in normalize_messages(messages, knows_developer=self._knows_developer)
         ]
         variables = {
+            "documents": None,
             **self._tokenizer.named_tokens,
             **user.hide(dict(kwargs or {}), "chat_template_kwargs"),
             "messages": turns,

@@ -22,8 +22,8 @@ from jinja2.parser import Parser
 
 MAX_CPU_SECONDS = 5.0
 MAX_WORK = 100_000_000  # characters joined or put out by one rendering
-MAX_NUMBER = 100_000  # as an argument of a call or a filter
-MAX_EXPONENT = 64
+MAX_NUMBER = 100_000  # as an argument of what makes so many items
+MAX_BITS = 4096  # of a product or power of whole numbers
 _TICKS_PER_CLOCK_READ = 64
 _WIDE_FORMAT = re.compile(r"\d{4}|%[^%a-zA-Z]*\*|\{[^{}]*\{[^{}]*\}")  # %5000d, %*d, {:{width}}
 
@@ -32,6 +32,7 @@ _FILTERS = (
     "max min reject rejectattr replace reverse round safe select selectattr slice sort string title tojson trim truncate unique upper "
     "urlencode wordcount"
 )
+_COUNTED_FILTERS = frozenset({"batch", "slice", "round"})
 _STRING_METHODS = (
     "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable "
     "isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split "
@@ -87,7 +88,9 @@ def _growth(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return 0
     subject, rest = args[0], (*args[1:], *kwargs.values())
     match name:
-        case "tojson" | "string" | "indent":
+        case "tojson" | "string":
+            return _size(subject)
+        case "indent":
             widths = [value for value in rest if isinstance(value, int)] + [len(value) for value in rest if isinstance(value, str)]
             return _size(subject) * (1 + max(widths, default=0))
         case "join":
@@ -147,13 +150,11 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         self._string_methods = frozenset(_STRING_METHODS.split())
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters = {name: self._bounded(name, self.filters[name]) for name in _FILTERS.split()}
-        self.filters["tojson"] = self._bounded("tojson", _tojson)
+        self.filters["tojson"] = self._bounded("tojson", self._tojson)
         self.filters["_count"] = self._count
         self.filters["_charge"] = self._charge
         self.globals = {name: self.globals[name] for name in ("dict", "joiner", "cycler")}
-        self.globals.update(
-            range=range, namespace=_namespace, raise_exception=_raise_exception, strftime_now=lambda form: datetime.now().strftime(form)
-        )
+        self.globals.update(range=range, namespace=_namespace, raise_exception=_raise_exception, strftime_now=_strftime_now)
 
     def start_rendering(self) -> None:
         self._budget.start()
@@ -171,7 +172,8 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def call(self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self._budget.tick()
-        _check_numbers((*args, *kwargs.values()))
+        if function is range:
+            _check_numbers(args)
         subject = getattr(function, "__self__", None)
         if isinstance(subject, str):
             name = function.__name__
@@ -180,9 +182,11 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(right, int) and right > MAX_EXPONENT:
-            raise TemplateLimit(f"the exponent {right} is above {MAX_EXPONENT}")
-        if operator == "*":
+        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > MAX_BITS:
+                raise TemplateLimit(f"a number has more than {MAX_BITS} bits")
+        elif operator == "*":
             for sequence, times in ((left, right), (right, left)):
                 if isinstance(sequence, str | list | tuple) and isinstance(times, int):
                     self._budget.charge(len(sequence) * max(times, 0))
@@ -215,11 +219,23 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self._budget.tick()
-            _check_numbers((*args[skip + 1 :], *kwargs.values()))
+            if name in _COUNTED_FILTERS:
+                _check_numbers((*args[skip + 1 :], *kwargs.values()))
             self._budget.charge(_growth(name, args[skip:], kwargs))
             return function(*args, **kwargs)
 
         return bounded
+
+    def _tojson(self, value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+        """JSON as it is; jinja's own escapes it for HTML."""
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        if indent is None:
+            return encoder.encode(value)
+        chunks = []
+        for chunk in encoder.iterencode(value):  # deep values become long by their indents
+            self._budget.charge(len(chunk))
+            chunks.append(chunk)
+        return "".join(chunks)
 
     @jinja2.pass_context  # keeps jinja from working it out when the template is compiled
     def _charge(self, _context: jinja2.runtime.Context, value: Any) -> Any:
@@ -243,8 +259,3 @@ def _strftime_now(form: str) -> str:
 
 def _raise_exception(message: object) -> None:
     raise jinja2.TemplateError(str(message))
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    """JSON as it is; jinja's own escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -126,6 +126,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], source: str) -> 
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> dict[str, Any]:
+    """As llama.cpp reads such files: the space goes before every stretch of text, at the start and after each control token."""
     scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
     if len(scores) != len(tokens):
         raise ModelLoadError(f"{source}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens.")

@@ -59,8 +59,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON ({error}). Fetch the file again.") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object.")
