@@ -84,7 +84,7 @@ class ModelRunner:
         self._prompt_counts: list[int | None] = [None] * num_slots  # params.prompt_logprobs
         self._inputs = BatchInputs(
             history=self._history,
-            max_num_tokens=max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_model_len),
+            max_num_tokens=config.max_num_batched_tokens,
             max_blocks=-(-max_model_len // config.block_size),
             block_size=config.block_size,
             device=self._device,
