@@ -155,6 +155,17 @@ async def test_a_start_that_is_given_up_leaves_no_process():
         os.kill(pid, 0)
 
 
+async def test_closing_while_the_model_loads():
+    client = EngineClient(fake_config({"start_seconds": 30}))
+    starting = asyncio.create_task(client.start())
+    await until(lambda: client.pid is not None)
+    begin = time.monotonic()
+    await client.close()
+    with pytest.raises(StartError, match="exit code -9"):
+        await starting
+    assert time.monotonic() - begin < 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_signals_for_a_graceful_end_are_the_parents_to_act_on(number):
     async with engine(fake_config(SLOW)) as client:

@@ -153,6 +153,11 @@ def test_calls_from_several_threads(llm):
     assert results == alone
 
 
+def test_without_a_queue_prompts_run_one_after_the_other(tokenizer):
+    with LLM(**options(tokenizer, max_num_queued_reqs=0, max_num_seqs=1)) as llm:
+        assert [output.finished for output in llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)] == [True] * 3
+
+
 def test_closing(tokenizer):
     llm = LLM(**options(tokenizer))
     llm.close()

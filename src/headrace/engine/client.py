@@ -74,7 +74,6 @@ class EngineClient:
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
         self._deaths: deque[float] = deque()  # monotonic seconds
-        self._closing = False
 
     @property
     def stats(self) -> SchedulerStats | None:
@@ -148,16 +147,16 @@ class EngineClient:
 
     async def close(self) -> None:
         """Ends the engine process, by force after a few seconds. Open requests fail with `EngineUnavailable`."""
-        self._closing = True
+        serving = self.state in ("ready", "draining")
         self.state = "dead"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         process, self._process = self._process, None
-        if process is not None:
-            await process.close(CLOSE_GRACE_S)
         self._fail_open("The engine has been shut down.")
+        if process is not None:
+            await process.close(CLOSE_GRACE_S if serving else 0.0)  # one that loads its model would not listen
 
     async def _launch(self) -> EngineInfo:
         """Spawns a child and waits for `Started`. Kills it on any failure."""

@@ -84,7 +84,7 @@ class EngineCore:
         self._emit = emit
         self._async_scheduling = async_scheduling
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Inbound] = inbox or queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._running: StepPlan | None = None  # handed to the runner, not yet done
         self._ahead: StepPlan | None = None  # planned, runs next
