@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,29 @@ def test_threads_share_a_tokenizer(byte_level: Tokenizer) -> None:
     alone = [byte_level.encode(line) for line in lines]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(byte_level.encode, lines)) == alone
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    text = "The quick brown fox 123 " * 40_000
+    gaps: list[float] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not done.wait(0.001):
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.monotonic()
+    byte_level.encode(text)
+    seconds = time.monotonic() - start
+    done.set()
+    watcher.join()
+    assert len(gaps) > 5
+    assert max(gaps) < max(seconds / 2, 0.1)
 
 
 def test_longest_token_bounds_the_count(byte_level: Tokenizer) -> None:

@@ -1,11 +1,13 @@
+import json
 import logging
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
 
 from headrace.errors import ModelLoadError
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tokenizer_gguf import TokenType
+from headrace.text.tokenizer_gguf import TokenType, read_metadata
 from tests.text.tiny_tokenizers import CORPUS, byte_level_metadata, from_metadata, sentencepiece_metadata, varied_lines
 
 
@@ -132,3 +134,15 @@ def test_named_tokens_without_types_are_control() -> None:
     tokenizer = from_metadata(metadata | {"tokenizer.ggml.bos_token_id": comma})
     assert "," not in tokenizer.special_tokens
     assert tokenizer.encode(",", parse_special=False) == [comma]
+
+
+def test_space_only_before_the_first_word(sentencepiece_model: Any) -> None:
+    """The newer form of SentencePiece in tokenizer.json: what follows a control token gets no space; ids are the library's."""
+    spec = read_metadata(sentencepiece_metadata(sentencepiece_model), "tiny.gguf")
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    spec.definition |= {"normalizer": None, "pre_tokenizer": metaspace}
+    library = Library.from_str(json.dumps(spec.definition))
+    tokenizer = Tokenizer(spec)
+    for text in ("a fox<turn>the dog", "<turn>the dog", "<turn> the dog", "the dog<turn>", "a<think>b"):
+        assert tokenizer.encode(text, add_special_tokens=False) == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(tokenizer.encode("a fox<turn>the dog"), skip_special_tokens=False) == "<s> a fox<turn>the dog"

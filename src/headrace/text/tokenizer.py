@@ -19,7 +19,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def replace_surrogates(text: str) -> str:
     """JSON can carry halves of surrogate pairs ("\\ud800"), which no encoding can; they become U+FFFD."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+    try:
+        text.encode()  # much faster than a search, and almost always right
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text
 
 
 class Tokenizer:
@@ -86,7 +90,8 @@ class Tokenizer:
     def encode_segments(self, segments: Iterable[tuple[str, bool]], *, add_special_tokens: bool = False) -> list[int]:
         """Ids of one text given as (part, parse_special) in order. Where parts meet, tokens may span both as in any other text."""
         text = "".join(self._mark_control(part) if parse_special else part for part, parse_special in segments)
-        ids = self._library.encode(replace_surrogates(text), add_special_tokens=False).ids
+        # Of the library's calls only those for batches let other threads run meanwhile.
+        ids: list[int] = self._library.encode_batch_fast([replace_surrogates(text)], add_special_tokens=False)[0].ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
