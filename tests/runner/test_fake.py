@@ -14,7 +14,8 @@ from headrace.config import EngineConfig
 from headrace.core.messages import Row, SlotStart, StepPlan
 from headrace.errors import ConfigError, StartError
 from headrace.runner.factory import make_runner
-from headrace.runner.fake import LOST_SLOT, NON_FINITE, FakeRunner, FakeScript, KVMismatch, PlanError
+from headrace.runner.fake import FakeRunner, FakeScript, KVMismatch, PlanError
+from headrace.runner.interface import LOST_SLOT, NON_FINITE
 from headrace.sampling_params import SamplingParams
 from tests.runner.tiny_model import GREEDY, Hand
 

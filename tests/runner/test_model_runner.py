@@ -12,8 +12,8 @@ import torch
 from headrace.config import EngineConfig
 from headrace.core.messages import Row, SlotStart, StepPlan
 from headrace.errors import ConfigError
-from headrace.runner.model_runner import LOST_SLOT, ModelRunner
-from headrace.runner.sampler import NON_FINITE
+from headrace.runner.interface import LOST_SLOT, NON_FINITE
+from headrace.runner.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams
 from tests.runner.tiny_model import EOS, GREEDY, Hand, greedy_reference, save_tiny_llama
 

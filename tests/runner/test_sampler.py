@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headrace.core.messages import SlotStart
 from headrace.runner.draws import TokenNoise, request_key, unseeded_key
 from headrace.runner.filters import keep
-from headrace.runner.sampler import NON_FINITE, NOTHING_LEFT, Sampled, Sampler
+from headrace.runner.interface import NON_FINITE
+from headrace.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from headrace.runner.sampling_table import SamplingTable
 from headrace.runner.token_history import TokenHistory
 from headrace.sampling_params import SamplingParams

@@ -18,15 +18,15 @@ from headrace.runner.batch_inputs import Batch, BatchInputs
 from headrace.runner.deterministic import make_deterministic
 from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
 from headrace.runner.draws import request_key, unseeded_key
+from headrace.runner.interface import LOST_SLOT, NON_FINITE
 from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
-from headrace.runner.sampler import NON_FINITE, Sampled, Sampler
+from headrace.runner.sampler import Sampled, Sampler
 from headrace.runner.sampling_table import SamplingTable
 from headrace.runner.token_history import TokenHistory
 from headrace.sampling_params import SamplingParams
 
-LOST_SLOT = "the slot of this row is not held by its request"
 _PROMPT_LOGITS = 1 << 22  # logits of prompt positions that are held at once
 _WARM_UP_TOKENS = 24  # not a whole number of blocks of the usual size: the decode step has room
 

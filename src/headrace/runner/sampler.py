@@ -15,12 +15,12 @@ from torch import Tensor
 from headrace.core.messages import TokenLogprobs
 from headrace.runner.draws import TokenNoise
 from headrace.runner.filters import keep
+from headrace.runner.interface import NON_FINITE
 from headrace.runner.logit_shaping import shape_logits
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.sampling_table import SHAPED, Need, SamplingTable
 from headrace.runner.token_history import TokenHistory
 
-NON_FINITE = "non-finite logits"
 NOTHING_LEFT = "no token is left to sample: allowed_token_ids, bad_words and min_tokens exclude every one"
 _CPU_CHUNK = 1 << 17  # logits that get their noise at once: a few passes over what stays in the cache
 _CUDA_CHUNK = 1 << 25
