@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from headrace.config import SchedulerConfig
-from headrace.core.messages import AddRequest, Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs, TokenOutput
+from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs, TokenOutput
 from headrace.core.scheduler import Scheduler
 from headrace.sampling_params import SamplingParams
 
 VOCAB = 50
+GARBAGE = b"garbage"
 
 
 def config(**fields: object) -> SchedulerConfig:
@@ -22,21 +24,32 @@ def config(**fields: object) -> SchedulerConfig:
     return SchedulerConfig(**(base | fields))  # type: ignore[arg-type]
 
 
-def history_hash(token_ids: list[int] | tuple[int, ...]) -> bytes:
-    return hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).digest()
+def extend(history: bytes, token: int) -> bytes:
+    """The hash of a history with one more token."""
+    return hashlib.blake2b(history + token.to_bytes(8, "little"), digest_size=8).digest()
+
+
+def hashes(token_ids: list[int] | tuple[int, ...]) -> list[bytes]:
+    """The hash of the history up to and with each position."""
+    return list(accumulate(token_ids, extend, initial=b""))[1:]
+
+
+def token_after(history: bytes) -> int:
+    return history[0] % VOCAB
 
 
 def next_token(token_ids: list[int] | tuple[int, ...]) -> int:
-    return history_hash(token_ids)[0] % VOCAB
+    return token_after(hashes(token_ids)[-1])
 
 
 def naive_answer(message: AddRequest, max_model_len: int = 10**9) -> tuple[tuple[int, ...], str]:
     """(token ids, finish reason) of a request, computed alone and simply."""
-    tokens, answer = list(message.prompt_token_ids), []
-    limit = min(message.params.max_tokens if message.params.max_tokens is not None else 10**9, max_model_len - len(tokens))
+    prompt = message.prompt_token_ids
+    history, answer = hashes(prompt)[-1], []
+    limit = min(message.params.max_tokens if message.params.max_tokens is not None else 10**9, max_model_len - len(prompt))
     while len(answer) < limit:
-        token = next_token(tokens)
-        tokens.append(token)
+        token = token_after(history)
+        history = extend(history, token)
         answer.append(token)
         ends = token in message.eos_token_ids or token in message.params.stop_token_ids
         if ends and len(answer) >= message.params.min_tokens:
@@ -68,6 +81,14 @@ class Slot:
     token_ids: list[int]
     num_prompt: int
     block_table: list[int] = field(default_factory=list)
+    histories: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.histories.extend(hashes(self.token_ids))
+
+    def append(self, token: int) -> None:
+        self.token_ids.append(token)
+        self.histories.append(extend(self.histories[-1], token))
 
 
 class BlockWorld:
@@ -80,6 +101,7 @@ class BlockWorld:
         self.host: list[list[bytes | None]] = [[None] * self.block_size for _ in range(scheduler_config.num_host_blocks)]
         self.slots: dict[int, Slot] = {}
         self.computed: dict[str, int] = {}  # request id -> positions computed in all, repeated ones too
+        self.lost: set[str] = set()  # requests that ended with a step that failed: what they still write is garbage
 
     def execute(self, plan: StepPlan, *, failing: frozenset[str] = frozenset(), seconds: float = 0.01) -> StepResult:
         assert plan.rows
@@ -100,6 +122,18 @@ class BlockWorld:
             self._write(row)
         return StepResult(step_id=plan.step_id, rows=tuple(self._attend(row, row.request_id in failing) for row in plan.rows), seconds=seconds)
 
+    def wreck(self, plan: StepPlan) -> None:
+        """The step raises half way: all that it should have written is garbage."""
+        for _, to in plan.swap_out:
+            self.host[to] = [GARBAGE] * self.block_size
+        for _, to in (*plan.swap_in, *plan.copies):
+            self.device[to] = [GARBAGE] * self.block_size
+        for start in plan.starts:
+            self._start(start, plan)
+        self.lost.update(row.request_id for row in plan.rows)
+        for row in plan.rows:
+            self._write(row)
+
     def _start(self, start: SlotStart, plan: StepPlan) -> None:
         (row,) = [row for row in plan.rows if row.request_id == start.request_id]
         assert row.slot == start.slot
@@ -112,6 +146,10 @@ class BlockWorld:
         assert row.block_offset == len(slot.block_table)
         slot.block_table.extend(row.new_block_ids)
         end = row.start + row.num_tokens
+        if row.request_id in self.lost:
+            for position in range(row.start, end):
+                self.device[slot.block_table[position // self.block_size]][position % self.block_size] = GARBAGE
+            return
         assert end <= len(slot.token_ids), "a token that is not sampled yet"
         assert row.token_ids in ((), tuple(slot.token_ids[row.start : end]))
         assert row.token_ids or (row.num_tokens == 1 and end == len(slot.token_ids))
@@ -119,27 +157,31 @@ class BlockWorld:
         self.computed[row.request_id] = self.computed.get(row.request_id, 0) + row.num_tokens
         for position in range(row.start, end):
             block, offset = slot.block_table[position // self.block_size], position % self.block_size
-            self.device[block][offset] = history_hash(slot.token_ids[: position + 1])
+            self.device[block][offset] = slot.histories[position]
 
     def _attend(self, row: Row, failing: bool) -> SampledRow:
         slot = self.slots[row.slot]
         end = row.start + row.num_tokens
+        if row.request_id in self.lost:
+            return SampledRow(request_id=row.request_id, token_ids=(0,) if row.sample else ())
         for position in range(end):
             block, offset = slot.block_table[position // self.block_size], position % self.block_size
-            assert self.device[block][offset] == history_hash(slot.token_ids[: position + 1]), f"{row.request_id}: position {position} is wrong"
+            assert self.device[block][offset] == slot.histories[position], f"{row.request_id}: position {position} is wrong"
         if failing:
+            if row.sample:
+                slot.append(0)  # a plan made ahead may still compute whatever was drawn
             return SampledRow(request_id=row.request_id, error="the logits are not finite")
         scores = tuple(score(slot.token_ids, position) for position in range(row.start + 1, min(end, slot.num_prompt - 1) + 1))
         token_ids: tuple[int, ...] = ()
         if row.sample:
-            token_ids = (next_token(slot.token_ids),)
-            slot.token_ids.extend(token_ids)
+            token_ids = (token_after(slot.histories[-1]),)
+            slot.append(token_ids[0])
         return SampledRow(request_id=row.request_id, token_ids=token_ids, prompt_logprobs=scores or None)
 
 
 def score(token_ids: list[int] | tuple[int, ...], position: int) -> TokenLogprobs:
     """The made-up log probability of the token at a position."""
-    return TokenLogprobs(token_id=token_ids[position], logprob=-float(history_hash(token_ids[: position + 1])[1]), rank=position)
+    return TokenLogprobs(token_id=token_ids[position], logprob=-float(hashes(token_ids[: position + 1])[-1][1]), rank=position)
 
 
 class Engine:
@@ -155,6 +197,7 @@ class Engine:
         self.messages: dict[str, AddRequest] = {}
         self.outputs: dict[str, list[TokenOutput]] = {}
         self.first_token_step: dict[str, int] = {}
+        self.cut: set[str] = set()  # aborted by the client
 
     def add(self, message: AddRequest) -> TokenOutput | None:
         assert message.request_id not in self.messages
@@ -192,6 +235,23 @@ class Engine:
         self.take(outputs)
         self.scheduler.check()
 
+    def fail_step(self) -> None:
+        """The oldest plan's step raises."""
+        plan = self.outstanding.pop(0)
+        outputs = self.scheduler.fail_step(plan, "the step failed")
+        self.world.wreck(plan)
+        self.world.lost.update(output.request_id for output in outputs if output.error_code == "request_failed")
+        self.take(outputs)
+        self.scheduler.check()
+
+    def abort(self, request_id: str, reason: str = "abort") -> TokenOutput | None:
+        output = self.scheduler.abort(AbortRequest(request_id=request_id, reason=reason))  # type: ignore[arg-type]
+        if output is not None:
+            self.take([output])
+            self.cut.add(request_id)
+        self.scheduler.check()
+        return output
+
     def turn(self, *, ahead: bool = True) -> bool:
         """One turn of the wheel: plan (ahead), then take one result in. False when nothing is left to do."""
         for _ in range(2 if ahead else 1):
@@ -222,7 +282,7 @@ class Engine:
         for request_id, message in self.messages.items():
             answer, reason = naive_answer(message, self.config.max_model_len)
             end = self.end(request_id)
-            if end.finish_reason in ("stop", "length"):
+            if end.finish_reason in ("stop", "length") and request_id not in self.cut:
                 assert (self.tokens(request_id), end.finish_reason) == (answer, reason), request_id
             else:
                 assert self.tokens(request_id) == answer[: len(self.tokens(request_id))]

@@ -37,8 +37,10 @@ class StepTimeModel:
         if seconds <= 0.0 or tokens <= 0:
             return  # a clock that stood still teaches nothing
         if self.ready:
+            known = self._ratios[has_prefill]
             ratio = seconds / max(self._fitted(tokens, attended), 1e-9)
-            self._ratios[has_prefill] += RATIO_FOLLOW * (min(max(ratio, 0.2), 5.0) - self._ratios[has_prefill])
+            # a single pause of the machine must not move it far
+            self._ratios[has_prefill] += RATIO_FOLLOW * (min(max(ratio, known / 2), known * 2) - known)
         features = self._features(tokens, attended)
         weight = 1.0 / (seconds * seconds)
         for i in range(3):
