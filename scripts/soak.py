@@ -108,23 +108,20 @@ def own_server(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
     with tempfile.TemporaryFile("w+") as log:
         # port 0: the server chooses, and its ready message says which
         command = [sys.executable, "-m", "headrace", "serve", *arguments, "--port", "0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            if " is ready at " not in first:
-                log.seek(0)
-                raise SystemExit(f"the server does not start: {first}{log.read()[-2000:]}")
-            yield first.split(" is ready at ")[1].strip(), process.pid
-        finally:
-            process.terminate()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+                assert process.stdout is not None
+                first = process.stdout.readline()
+                if " is ready at " not in first:
+                    log.seek(0)
+                    raise SystemExit(f"the server does not start: {first}{log.read()[-2000:]}")
+                yield first.split(" is ready at ")[1].strip(), process.pid
+            finally:
+                process.terminate()
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
 
 class Soak:

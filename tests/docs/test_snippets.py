@@ -30,18 +30,18 @@ def run(command: list[str], *, input: str | None = None) -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, str]]:
     """URL of a server as the README's first command starts it (another port), and its ready message."""
-    process = subprocess.Popen([sys.executable, "-m", "headrace", "serve", "--port", "0"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        lines = [process.stdout.readline()]
-        assert " is ready at " in lines[0]
-        while not lines[-1].lstrip().startswith("-d"):
-            lines.append(process.stdout.readline())
-        yield lines[0].split(" is ready at ")[1].strip(), "".join(lines)
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-        process.stdout.close()
+    command = [sys.executable, "-m", "headrace", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline()]
+            assert " is ready at " in lines[0], lines[0] + process.stdout.read()
+            while not lines[-1].lstrip().startswith("-d"):
+                lines.append(process.stdout.readline())
+            yield lines[0].split(" is ready at ")[1].strip(), "".join(lines)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 def curl(command: str) -> str:
@@ -66,10 +66,8 @@ def test_the_official_client(server: tuple[str, str]) -> None:
 
 
 def test_chat_over_the_url(server: tuple[str, str]) -> None:
-    answer = run(
-        [sys.executable, "-m", "headrace", "chat", "--url", server[0], "--temperature", "0"], input="What is the capital of France?\n/exit\n"
-    )
-    assert "Paris" in answer
+    lines = "What is the capital of France?\n/exit\n"
+    assert "Paris" in run([sys.executable, "-m", "headrace", "chat", "--url", server[0], "--temperature", "0"], input=lines)
 
 
 def test_chat_with_a_model_of_its_own() -> None:
