@@ -57,17 +57,17 @@ def some_tokens(length: int, vocab_size: int, seed: int) -> list[int]:
 
 def test_logits_equal_transformers(ours, theirs):
     """Beyond position 500, where a wrong rotary base or layout of q and k rows can't hide."""
-    tokens = some_tokens(560, ours.config.vocab_size, seed=1)
+    tokens = some_tokens(530, ours.config.vocab_size, seed=1)
     want = their_logits(theirs, tokens)
     driver = PagedDriver(ours, num_blocks=64, block_size=16)
-    got = driver.prefill(tokens, chunks=[256, 256, 47, 1])
+    got = driver.prefill(tokens, chunks=[256, 256, 17, 1])
     assert (got - want).abs().max() < 1e-3
     assert torch.equal(got.argmax(-1), want.argmax(-1))
 
 
 def test_greedy_ids_equal_transformers(ours, theirs):
     text = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]  # a short chat
-    assert PagedDriver(ours, block_size=16).greedy(text, 24) == their_greedy(theirs, text, 24)
+    assert PagedDriver(ours, block_size=16).greedy(text, 16) == their_greedy(theirs, text, 16)
 
 
 def test_deterministic_attention_gives_the_same_ids(ours):

@@ -97,7 +97,7 @@ def parse_rope(fields: Mapping[str, Any], *, theta: float, head_dim: int, max_po
             truncate=bool(fields.get("truncate", True)),
         )
     amplitude = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-    factors = {}
+    factors: dict[str, Any] = {}
     for name in ("short_factor", "long_factor"):
         values = fields.get(name)
         if not isinstance(values, list | tuple) or len(values) != rotary_dim // 2:
