@@ -108,3 +108,13 @@ def test_metrics_of_the_operations_page_are_all_there_are() -> None:
     there = set(re.findall(r"^# TYPE (headrace_\w+) ", text, re.MULTILINE))
     documented = set(re.findall(r"^\| `(headrace_\w+)`(?:, `(headrace_\w+)`)?", OPERATIONS, re.MULTILINE))
     assert {name for pair in documented for name in pair if name} == there
+
+
+def test_files_of_the_architecture_page_are_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "src/headrace"
+    names = {str(file.relative_to(package)) for file in package.rglob("*.py")}
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert any(there == name or there.endswith(f"/{name}") for there in names), name
+    for room in re.findall(r"`(\w+/)`", page):
+        assert (package / room).is_dir(), room

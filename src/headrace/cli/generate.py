@@ -152,7 +152,7 @@ async def _generate(llm: AsyncLLM, request: LineRequest) -> RequestOutput:
         outputs = llm.generate(request.prompt or "", request.params)
     else:
         outputs = llm.generate_parsed(llm.render_chat(request.messages), request.params)
-    async with contextlib.aclosing(outputs):  # type: ignore[type-var]  # an async generator closes
+    async with contextlib.aclosing(outputs):
         async for output in outputs:
             last = output
     return last

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         rest.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**rest)  # type: ignore[arg-type]
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         namespace, unknown = super().parse_known_args(args, namespace)
         known = [name for action in self._actions for name in action.option_strings]
         for word in unknown:

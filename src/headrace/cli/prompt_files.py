@@ -36,7 +36,7 @@ class LineRequest:
 
 def read_lines(files: Sequence[str], form: str) -> list[Line]:
     """The lines of all files in order, blank ones left out; `-` is stdin. `form`: text, jsonl, or auto (by the name's end)."""
-    lines = []
+    lines: list[Line] = []
     for name in files:
         try:
             content = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
