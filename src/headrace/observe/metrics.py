@@ -65,7 +65,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model_name
         self._totals = EngineTotals(model_name)
-        both = _TwoNames()
+        both, ours = _Prefixed("headrace_", "vllm:"), _Prefixed("headrace_")
         self._running = self._gauge(both, "num_requests_running", "Requests that the engine computes.")
         self._waiting = self._gauge(both, "num_requests_waiting", "Requests that wait in the engine's queue.")
         self._swapped = self._gauge(both, "num_requests_swapped", "Requests that were moved to host memory.")
@@ -81,19 +81,19 @@ class Metrics:
         self._end_to_end = self._histogram(both, "e2e_request_latency_seconds", "From arrival to the end of a choice.", LONG_SECONDS)
         self._prompt_sizes = self._histogram(both, "request_prompt_tokens", "Tokens of a prompt.", TOKENS)
         self._answer_sizes = self._histogram(both, "request_generation_tokens", "Tokens of a choice.", TOKENS)
-        self.registry.register(both)
-        self.registry.register(self._totals)
-        self._ready = Gauge("headrace_ready", "1 while /ready says so.", registry=self.registry)
-        self._http = Counter("headrace_http_requests", "HTTP requests by path and outcome.", ("path", "outcome"), registry=self.registry)
-        self._faults = Gauge("headrace_metrics_faults", "Metrics that could not be recorded.", registry=self.registry)
+        self._ready = Gauge("ready", "1 while /ready says so.", registry=ours)
+        self._http = Counter("http_requests", "HTTP requests by path and outcome.", ("path", "outcome"), registry=ours)
+        self._faults = Gauge("metrics_faults", "Metrics that could not be recorded.", registry=ours)
+        for collector in (both, ours, self._totals):
+            self.registry.register(collector)
 
-    def _gauge(self, registry: _TwoNames, name: str, text: str) -> Gauge:
+    def _gauge(self, registry: _Prefixed, name: str, text: str) -> Gauge:
         return Gauge(name, text, ("model_name",), registry=registry).labels(self._model)
 
-    def _counter(self, registry: _TwoNames, name: str, text: str) -> Counter:
+    def _counter(self, registry: _Prefixed, name: str, text: str) -> Counter:
         return Counter(name, text, ("model_name",), registry=registry).labels(self._model)
 
-    def _histogram(self, registry: _TwoNames, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+    def _histogram(self, registry: _Prefixed, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(name, text, ("model_name",), registry=registry, buckets=tuple(buckets)).labels(self._model)
 
     def expect_paths(self, paths: Iterable[str]) -> None:
@@ -154,19 +154,23 @@ class Metrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
-class _TwoNames(CollectorRegistry, Collector):
-    """A registry whose metrics are given out as `headrace_NAME` and as `vllm:NAME`."""
+class _Prefixed(CollectorRegistry, Collector):
+    """A registry whose metrics are given out once under each prefix, without the times of their making."""
+
+    def __init__(self, *prefixes: str) -> None:
+        super().__init__()
+        self._prefixes = prefixes
 
     def collect(self) -> Iterator[Metric]:
         for metric in super().collect():
-            yield from under_both_names(metric)
+            yield from with_prefixes(metric, self._prefixes)
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
 
 
-def under_both_names(metric: Metric) -> Iterator[Metric]:
-    for prefix in ("headrace_", "vllm:"):
+def with_prefixes(metric: Metric, prefixes: Iterable[str]) -> Iterator[Metric]:
+    for prefix in prefixes:
         copy = Metric(prefix + metric.name, metric.documentation, metric.type)
         copy.samples = [Sample(prefix + sample.name, *sample[1:]) for sample in metric.samples if not sample.name.endswith("_created")]
         yield copy
@@ -200,7 +204,7 @@ class EngineTotals(Collector):
         kinds = {kind: self.total(f"preemptions_{kind}_total") for kind in ("recompute", "swap")}
         families.append(self._family("num_preemptions", "Times a request was interrupted for want of KV blocks.", sum(kinds.values())))
         for family in families:
-            yield from under_both_names(family)
+            yield from with_prefixes(family, ("headrace_", "vllm:"))
         by_kind = CounterMetricFamily("headrace_preemptions_by_kind", "The same, by what became of its blocks.", labels=("kind",))
         for kind, value in kinds.items():
             by_kind.add_metric((kind,), value)

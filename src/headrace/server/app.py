@@ -23,7 +23,7 @@ def create_app(service: Service) -> Starlette:
     CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused.
     """
     routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
-    paths = frozenset(route.path for route in routes if isinstance(route, Route))
+    paths = frozenset(route.path_format for route in routes if isinstance(route, Route))
     service.metrics.expect_paths(paths)
     config = service.config
     layers = [Middleware(RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests)]

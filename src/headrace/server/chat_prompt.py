@@ -70,6 +70,8 @@ def render_prompt(options: ChatOptions, model: LoadedModel, *, trust_request: bo
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt contradict each other; set one of them only.", param="continue_final_message"
         )
+    if options.add_special_tokens:
+        raise InvalidRequest("add_special_tokens must be false with messages: the template writes the start token.", param="add_special_tokens")
     begin = not proceed if options.add_generation_prompt is None else options.add_generation_prompt
     template = choose_template(options, model, trust_request=trust_request)
     messages = message_list(options.messages)

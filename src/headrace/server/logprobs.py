@@ -71,7 +71,7 @@ class CompletionLogprobs:
             self._offset = -1  # the first word's own space is not in the text
         scored = [None] * (len(token_ids) - len(entries)) + list(entries)
         for token_id, entry in zip(token_ids, scored, strict=True):
-            hidden = token_id in self._texts.tokenizer.skipped_ids and not text.startswith(self._texts.text_of(token_id), self._offset)
+            hidden = token_id in self._texts.tokenizer.skipped_ids and not text.startswith(self._texts.text_of(token_id), max(0, self._offset))
             self._append(lists, token_id, entry, hidden)
         self._decoder.reset()  # what comes next is decoded apart from the prompt
         self._offset = len(text)

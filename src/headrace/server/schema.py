@@ -66,7 +66,6 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     # the prompt
-    add_special_tokens: bool | None = None
     truncate_prompt_tokens: SmallInt | None = None
     # scheduling and caching
     priority: SmallInt | None = None
@@ -84,6 +83,7 @@ class GenerationBody(Body):
 
 class CompletionBody(GenerationBody):
     prompt: Any = None  # checked by parse.prompt_list, whose lists may be long
+    add_special_tokens: bool | None = None
     logprobs: int | None = None
 
 
@@ -135,6 +135,7 @@ class ChatOptions(Body):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None  # only false with messages: the template writes what there is to be
 
 
 class ChatBody(ChatOptions, GenerationBody):
@@ -147,7 +148,6 @@ class ChatBody(ChatOptions, GenerationBody):
 
 class TokenizeBody(ChatOptions):
     prompt: str | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
