@@ -365,7 +365,7 @@ def test_without_chunked_prefill_prompts_stay_whole_and_take_turns_with_decodes(
 
 def test_beside_decodes_the_chunk_follows_the_measured_step_time():
     def chunks(target_itl_ms: float | None) -> list[int]:
-        engine = Engine(config(max_num_batched_tokens=512, max_model_len=4096, num_blocks=2048, target_itl_ms=target_itl_ms))
+        engine = Engine(config(max_num_batched_tokens=512, max_model_len=4096, block_size=64, num_blocks=64, target_itl_ms=target_itl_ms))
         engine.add(request("running", 8, 400))
         sizes = []
         for step in range(400):
