@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 from headrace.models.decoder import Decoder
-from headrace.models.gguf import GGUFFile
 from headrace.models.loader import find_gguf, load_model
 from headrace.models.store import resolve_model
-from tests.models.gguf_writer import dequantized_state
 from tests.models.paged_driver import PagedDriver
+from tests.models.real_reference import transformers_model
 from tests.models.tiny_models import their_greedy, their_logits
 
 pytestmark = pytest.mark.real_model
@@ -29,26 +27,7 @@ def ours(path) -> Decoder:
 
 @pytest.fixture(scope="module")
 def theirs(path):
-    meta = GGUFFile(path).metadata
-    config = transformers.LlamaConfig(
-        vocab_size=meta["llama.vocab_size"],
-        hidden_size=meta["llama.embedding_length"],
-        intermediate_size=meta["llama.feed_forward_length"],
-        num_hidden_layers=meta["llama.block_count"],
-        num_attention_heads=meta["llama.attention.head_count"],
-        num_key_value_heads=meta["llama.attention.head_count_kv"],
-        rms_norm_eps=meta["llama.attention.layer_norm_rms_epsilon"],
-        max_position_embeddings=meta["llama.context_length"],
-        rope_parameters={"rope_type": "default", "rope_theta": meta["llama.rope.freq_base"]},
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-    )
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
-    model = model.to_empty(device="cpu").eval()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    model.load_state_dict(dequantized_state(path, model, "llama"))
-    return model
+    return transformers_model(path)
 
 
 def some_tokens(length: int, vocab_size: int, seed: int) -> list[int]:
