@@ -1,5 +1,6 @@
 import pytest
 
+from headrace.errors import ContextLengthExceeded
 from headrace.server.schema import ChatBody
 from headrace.server.unsupported import UNSUPPORTED
 from tests.server.fakes import ANSWER, CONTEXT, World, events, refused
@@ -45,6 +46,11 @@ async def test_streams_are_the_plain_answer_in_pieces(world: World):
 
 async def test_without_a_limit_the_answer_fills_the_context(world: World):
     assert (await world.chat()).json()["usage"]["total_tokens"] == CONTEXT
+
+
+async def test_a_prompt_that_the_engine_refuses_is_the_messages(world: World):
+    world.generator.error = ContextLengthExceeded("no room in the KV cache", param="prompt")
+    refused(await world.chat(), param="messages", code="context_length_exceeded")
 
 
 async def test_parts_null_and_roles_become_the_text_of_the_prompt(world: World):

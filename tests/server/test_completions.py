@@ -149,10 +149,10 @@ async def test_bad_prompts_are_refused_by_name(world: World, prompt):
         *(("logprobs", value) for value in (-1, 21, True, "2")),
         *(("prompt_logprobs", value) for value in (-1, 21, True)),
         *(("logit_bias", value) for value in ({"259": 1}, {"x": 1}, {"5": None}, {"5": 101}, {"-1": 1}, {"²": 1}, {"1" * 40: 1}, [1])),
-        *(("stop", value) for value in (5, [5], ["a", None], "", [""], {"a": 1}, ["x"] * 65)),
+        *(("stop", value) for value in (5, [5], ["a", None], "", [""], {"a": 1}, ["x"] * 65, "x" * 1025, ["x" * 1025])),
         *(("stop_token_ids", value) for value in ([-1], [259], ["x"], 5, [True])),
         *(("allowed_token_ids", value) for value in ([], [259], [1.5])),
-        *(("bad_words", value) for value in ([""], [5], "x")),
+        *(("bad_words", value) for value in ([""], [5], "x", ["x"] * 257, ["x" * 1025])),
         *(("cache_salt", value) for value in ("", 5)),
         *(("session_id", value) for value in ("", 7)),
         *(("priority", value) for value in ("high", 1.5, 2**40)),
@@ -235,6 +235,13 @@ async def test_errors_before_the_first_token_have_their_own_status(world: World,
         assert response.headers["retry-after"] == "7"
     assert "a bug" not in response.text
     assert world.generator.open == 0
+
+
+async def test_a_missed_deadline_is_no_fault_of_the_server(world: World):
+    world.generator.error = RequestFailed("too late", code="deadline_exceeded")
+    response = await world.complete(prompt="hi", deadline_ms=5)
+    refused(response, 429, code="deadline_exceeded")
+    assert response.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize("error", [RequestFailed("non-finite logits"), RuntimeError("a bug")])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.core.messages import TokenLogprobs
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
-from headrace.errors import EngineUnavailable, RequestError
+from headrace.errors import EngineUnavailable, QueueFull, RequestError
 from headrace.observe.metrics import Metrics
 from headrace.server.fan_in import FanIn
 from headrace.server.logprobs import prompt_entries
@@ -103,10 +102,10 @@ class Answer:
             for prompt in request.prompts
         ]
 
-    async def batches(self) -> AsyncIterator[list[Piece]]:
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
         """Pieces as they become ready. Raises `RequestError`. Closing the iterator aborts what still runs."""
         streams = [self._model.generator.generate(self._generation_request(index)) for index in range(len(self._prompts))]
-        unfinished = "abort"
+        unfinished = "abort"  # where the consumer leaves or is cancelled
         try:
             async with FanIn(streams, gather=len(self._prompts) * self._request.n > 1) as batches:
                 async for batch in batches:
@@ -114,15 +113,27 @@ class Answer:
                     pieces = [piece for index, delta in batch for piece in self._take(index, delta, now)]
                     if pieces:
                         yield pieces
-        except (GeneratorExit, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            refused = isinstance(error, RequestError) and error.status < 500
-            unfinished = "" if refused and not any(choice.opened for state in self._prompts for choice in state.choices) else "error"
+        except RequestError as error:
+            translated = self._translated(error)
+            started = any(choice.opened for state in self._prompts for choice in state.choices)
+            unfinished = "error" if started or translated.status >= 500 else ""
+            raise translated from error
+        except Exception:
+            unfinished = "error"
             raise
         finally:
             if unfinished:
                 self._count_unfinished(unfinished)
+
+    def _translated(self, error: RequestError) -> RequestError:
+        """The engine's error as HTTP has it."""
+        if error.param == "prompt":
+            error.param = self._request.prompt_field  # the engine does not know what the body calls it
+        if error.code == "deadline_exceeded":  # the server is too busy for this client, but nothing is broken
+            late = QueueFull(error.message)
+            late.code = error.code
+            return late
+        return error
 
     def _generation_request(self, index: int) -> GenerationRequest:
         request, prompt = self._request, self._prompts[index].prompt

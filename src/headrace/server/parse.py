@@ -34,6 +34,7 @@ class ParsedRequest:
     """What the routes generate from; choice j of prompt i has index i * n + j."""
 
     model: str  # the name to answer under
+    prompt_field: str  # the field of the body that holds the prompt
     prompts: tuple[Prompt, ...]
     n: int
     stream: bool
@@ -106,7 +107,7 @@ def sampling_params(body: GenerationBody, model: LoadedModel, *, max_tokens: int
     fields: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS if getattr(body, name) is not None}
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(body, name) is not None:
-            fields[name] = token_ids(getattr(body, name), model.vocab_size, name)
+            fields[name] = tuple(dict.fromkeys(token_ids(getattr(body, name), model.vocab_size, name)))
     if body.logit_bias is not None:
         fields["logit_bias"] = logit_bias(body.logit_bias, model.vocab_size)
     if logprobs is not None:
@@ -164,7 +165,7 @@ def truncate(ids: tuple[int, ...], count: int | None, model: LoadedModel) -> tup
     return ids[-count:]
 
 
-def common(body: GenerationBody, *, model_name: str, prompts: list[Prompt], n: int, logprobs: int | None) -> ParsedRequest:
+def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts: list[Prompt], n: int, logprobs: int | None) -> ParsedRequest:
     """The request as all generating routes have it."""
     options = body.stream_options
     if options is not None and not body.stream:
@@ -175,6 +176,7 @@ def common(body: GenerationBody, *, model_name: str, prompts: list[Prompt], n: i
         raise InvalidRequest(f"{len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices; send fewer at once.", param="n")
     return ParsedRequest(
         model=model_name,
+        prompt_field=prompt_field,
         prompts=tuple(prompts),
         n=n,
         stream=bool(body.stream),
@@ -207,7 +209,7 @@ def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) 
             text = model.tokenizer.decode(list(kept), skip_special_tokens=False)
         fitted = fit(kept, params, model, default=DEFAULT_COMPLETION_TOKENS, limit_field="max_tokens", prompt_field="prompt")
         prompts.append(Prompt(token_ids=kept, params=fitted, echo_text=(text or "") if echo else ""))
-    request = common(body, model_name=model_name, prompts=prompts, n=params.n, logprobs=body.logprobs)
+    request = common(body, model_name=model_name, prompt_field="prompt", prompts=prompts, n=params.n, logprobs=body.logprobs)
     return dataclasses.replace(request, echo=echo)
 
 
@@ -240,4 +242,4 @@ def parse_chat(body: ChatBody, model: LoadedModel, model_name: str, ids: tuple[i
     kept = truncate(ids, body.truncate_prompt_tokens, model)
     fitted = fit(kept, params, model, default=None, limit_field=limit_field, prompt_field="messages")
     prompt = Prompt(token_ids=kept, params=fitted, echo_text=echo_text if body.echo else "")
-    return common(body, model_name=model_name, prompts=[prompt], n=params.n, logprobs=logprobs)
+    return common(body, model_name=model_name, prompt_field="messages", prompts=[prompt], n=params.n, logprobs=logprobs)

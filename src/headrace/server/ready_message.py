@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from headrace import __version__
 from headrace.server.service import LoadedModel, Service
@@ -13,6 +14,8 @@ def ready_message(service: Service, model: LoadedModel, *, url: str, secured: bo
     info = model.info
     tokens = info.num_blocks * info.block_size
     name = service.model_names[0]
+    path: str
+    body: dict[str, Any]
     if model.template.source is not None:
         path, body = "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     else:

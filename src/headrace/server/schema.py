@@ -18,6 +18,7 @@ INT32 = 2**31 - 1
 
 SmallInt = Annotated[int, Field(ge=-INT32 - 1, le=INT32)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Word = Annotated[str, Field(max_length=1024)]  # searched for at each token
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -50,11 +51,11 @@ class GenerationBody(Body):
     logit_bias: dict[str, Finite] | None = None
     seed: int | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[Word], Field(max_length=256)] | None = None
     # the end of the answer
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: Word | list[Word] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -24,15 +24,15 @@ def _same_as_n(value: Any, body: dict[str, Any]) -> bool:
 
 
 def _text_only(value: Any, body: dict[str, Any]) -> bool:
-    return value == ["text"]
+    return bool(value == ["text"])
 
 
 def _text_format(value: Any, body: dict[str, Any]) -> bool:
-    return value == {"type": "text"}
+    return bool(value == {"type": "text"})
 
 
 def _none(value: Any, body: dict[str, Any]) -> bool:
-    return value == "none"
+    return bool(value == "none")
 
 
 def _not_stored(value: Any, body: dict[str, Any]) -> bool:
