@@ -73,8 +73,6 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:  # type: i
             out = reference.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
             )
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
         answers.append(out[0, len(prompt) :].tolist())
     return answers
 
