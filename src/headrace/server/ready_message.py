@@ -20,6 +20,7 @@ def ready_message(service: Service, model: LoadedModel, *, url: str, secured: bo
         path, body = "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     else:
         path, body = "/v1/completions", {"model": name, "prompt": "The capital of France is", "max_tokens": 16}
+    body["temperature"] = 0  # the same answer for everyone who pastes it
     key = " \\\n    -H 'Authorization: Bearer YOUR_API_KEY'" if secured else ""
     return (
         f"headrace {__version__} is ready at {url}\n"
