@@ -79,6 +79,46 @@ def test_a_request_that_builds_on_a_failed_step_fails_with_it_and_others_go_on()
     engine.check_at_rest()
 
 
+def test_a_fork_that_copies_from_a_failed_step_fails_with_it():
+    engine = Engine(config())
+    for i in range(2):
+        engine.add(request(f"c{i}", [1, 2, 3], 8, fork_of="c0" if i else None))
+    engine.plan()
+    assert engine.plan().copies
+    engine.fail_step()
+    assert engine.end("c0").finish_reason == engine.end("c1").finish_reason == "error"
+    engine.run()
+    engine.check_at_rest()
+
+
+def test_a_request_fails_that_builds_on_a_cancelled_one_of_the_failed_step():
+    engine = Engine(config())
+    prompt = list(range(17))
+    engine.add(request("a", prompt, 8))
+    engine.plan()
+    engine.add(request("b", [*prompt, 1], 8))
+    engine.plan()
+    engine.abort("a")
+    engine.fail_step()
+    assert engine.end("b").error_code == "request_failed"
+    engine.run()
+    engine.check_at_rest()
+
+
+def test_blocks_that_a_cancelled_request_computed_from_a_failed_step_are_not_found():
+    engine = Engine(config(max_num_batched_tokens=16))
+    prompt = list(range(32))
+    engine.add(request("a", prompt, 8))
+    engine.plan(), engine.plan()  # two chunks
+    engine.abort("a")
+    engine.fail_step()
+    engine.update()
+    engine.add(request("b", [*prompt, 1], 8))
+    engine.run()
+    assert engine.outputs["b"][0].cached_tokens == 0
+    engine.check_answers()
+
+
 def test_a_swap_that_failed_is_computed_again():
     engine = Engine(config(num_blocks=12, num_host_blocks=12, preemption_mode="swap", max_num_seqs=2))
     engine.add(request("old", 16, 24))

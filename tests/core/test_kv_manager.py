@@ -244,6 +244,22 @@ def test_a_source_is_not_evicted_for_its_own_copy():
     kv.check([table])
 
 
+def test_a_source_is_not_evicted_for_others_in_the_same_plan():
+    kv = KVManager(num_blocks=6, block_size=SIZE)
+    kv.free(run_prompt(kv, [1, 2, 3, 4])[0])
+    kv.free(run_prompt(kv, [9, 9])[0])
+    kv.begin_plan(0.0)
+    table, other = kv.new_table(), kv.new_table()
+    _, copies = kv.take(table, [1, 2, 3, 4], read_cache=True, reserve=0)
+    ((source, to),) = copies
+    assert kv.take(other, [8] * 6, read_cache=True, reserve=0) is not None  # takes all other blocks
+    assert source not in (to, *other.blocks)
+    assert kv.pool.num_free == 0
+    kv.end_plan()
+    assert kv.pool.num_free == 1
+    kv.check([table, other])
+
+
 def test_a_prefix_in_flight_is_seen_until_it_is_registered():
     kv = KVManager(num_blocks=16, block_size=SIZE)
     tokens = [1, 2, 3, 4, 5, 6]

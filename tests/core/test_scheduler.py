@@ -159,6 +159,21 @@ def test_forks_share_the_prompt_and_compute_one_token_of_it(num_prompt: int, ahe
         assert engine.world.computed[child] == 6
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_forks_of_a_prompt_that_is_found_whole(ahead: bool):
+    """The parent starts on a copied block; a fork must not copy from that block in the same step."""
+    engine = Engine(config())
+    prompt = list(range(8))
+    engine.add(request("warm", prompt, 1))
+    engine.run()
+    for i in range(3):
+        engine.add(request(f"c{i}", prompt, 6, fork_of="c0" if i else None))
+    engine.run(ahead=ahead)
+    assert sum(len(plan.copies) for plan in engine.plans) == 3
+    engine.check_answers()
+    engine.check_at_rest()
+
+
 def test_a_fork_whose_parent_is_gone_is_an_ordinary_request():
     engine = Engine(config())
     prompt = list(range(9))

@@ -95,8 +95,8 @@ class Admission:
             head = next(waiting, None)
 
     def _try_start(self, request: Request, draft: PlanDraft) -> _Outcome:
-        if request.num_pending:
-            return _Outcome.NO_ROOM  # its last token is on the way; it starts with that
+        # who is preempted with a token on the way cannot come back in the same plan, and the next one is made with that token
+        assert not request.num_pending
         parent = self._fork_parent(request)
         if parent is not None and not _can_fork(parent, draft):
             return _Outcome.PASSED_OVER

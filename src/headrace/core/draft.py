@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.core.kv_manager import BlockPairs
@@ -14,6 +15,7 @@ class DraftRow:
     start: int
     num_tokens: int = 0
     sample: bool = False
+    written: set[int] = field(default_factory=set)  # device blocks that hold its positions
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,8 +31,11 @@ class PlanDraft:
     num_repeated: int = 0  # tokens computed before and lost by preemption
     has_preempted: bool = False
 
-    def schedule(self, request: Request, num_tokens: int) -> DraftRow:
-        """Compute `num_tokens` more positions of a running request; a second call in the same draft extends its row."""
+    def schedule(self, request: Request, num_tokens: int, written: Iterable[int]) -> None:
+        """Compute `num_tokens` more positions of a running request, which are in the blocks `written`.
+
+        A second call in the same draft extends the row.
+        """
         assert 1 <= num_tokens <= request.num_remaining
         row = self.rows.setdefault(request, DraftRow(start=request.num_computed))
         assert not row.sample
@@ -39,14 +44,14 @@ class PlanDraft:
         request.num_computed = end
         request.num_computed_before = max(request.num_computed_before, end)
         row.num_tokens += num_tokens
+        row.written.update(written)
         self.num_tokens += num_tokens
         if request.samples and end == len(request.token_ids) + request.num_pending:
             row.sample = True
             request.num_pending += 1
-        return row
 
-    def build(self, written: set[int]) -> PlannedStep:
-        """The frozen plan; from now on the runner knows the slots and blocks in it. `written`: the blocks that its rows write."""
+    def build(self) -> PlannedStep:
+        """The frozen plan; from now on the runner knows the slots and blocks in it."""
         # stable: decode rows first, as the runner wants them
         ordered = sorted(self.rows.items(), key=lambda item: not (item[1].num_tokens == 1 and item[1].sample))
         plan = StepPlan(
@@ -60,7 +65,7 @@ class PlanDraft:
         return PlannedStep(
             plan=plan,
             requests=tuple(request for request, _ in ordered),
-            written=frozenset(written),
+            written=tuple(frozenset(row.written) for _, row in ordered),
             attended=sum(row.num_tokens * (row.start + row.num_tokens) for row in plan.rows),
             has_prefill=self.num_tokens > self.num_decode_tokens,
         )
@@ -70,7 +75,7 @@ class PlanDraft:
 class PlannedStep:
     plan: StepPlan
     requests: tuple[Request, ...]  # of the plan's rows; by now some may be finished or preempted
-    written: frozenset[int]  # device blocks that the rows write
+    written: tuple[frozenset[int], ...]  # device blocks that each row writes
     attended: int  # sum over the rows of tokens * context
     has_prefill: bool
 

@@ -85,13 +85,15 @@ class KVManager:
             self.pool.release(block)
         self._pinned.clear()
 
-    def mark_written(self, table: BlockTable, start: int, num_tokens: int) -> None:
-        """A row of the plan being made writes positions start .. start + num_tokens - 1."""
+    def mark_written(self, table: BlockTable, start: int, num_tokens: int) -> list[int]:
+        """A row of the plan being made writes positions start .. start + num_tokens - 1; the blocks of these."""
         first, last = start // self.block_size, (start + num_tokens - 1) // self.block_size
-        for block in table.blocks[first : last + 1]:
+        blocks = table.blocks[first : last + 1]
+        for block in blocks:
             assert self.pool.ref_count(block) == 1, f"block {block} is written while it is shared"
             assert self.pool.node(block) is None, f"block {block} is written while it can be found"
             self.written.add(block)
+        return blocks
 
     # -- taking blocks -------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from collections import deque
 from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.draft import PlanDraft, PlannedStep
+from headrace.core.failure import damage_of
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.outputs import collect_prompt_logprobs, finish_of, make_output, refusal
@@ -132,7 +133,7 @@ class Scheduler:
             return None
         self._next_step_id += 1
         self._recomputed_tokens += draft.num_repeated
-        step = draft.build(self._kv.written)
+        step = draft.build()
         self._planned.append(step)
         return step.plan
 
@@ -201,8 +202,8 @@ class Scheduler:
         )
 
     def _schedule(self, request: Request, num_tokens: int, draft: PlanDraft) -> None:
-        self._kv.mark_written(request.table, request.num_computed, num_tokens)
-        draft.schedule(request, num_tokens)
+        blocks = self._kv.mark_written(request.table, request.num_computed, num_tokens)
+        draft.schedule(request, num_tokens, blocks)
         self._kv.register(request.table, request.token_ids, request.num_computed)
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -255,25 +256,13 @@ class Scheduler:
         A plan made ahead of it stays outstanding: execute it and `update`, or `fail_step` it as well.
         """
         step = next(step for step in self._planned if step.plan.step_id == plan.step_id)
-        later = list(self._planned)[self._planned.index(step) + 1 :]
+        later = [other for other in self._planned if other.plan.step_id > plan.step_id]
         self._planned.remove(step)
-        device = set(step.written)
-        device.update(to for _, to in (*plan.swap_in, *plan.copies))
-        host = {to for _, to in plan.swap_out}
+        damage = damage_of(step, later, list(self._roster))
+        self._kv.uncache(damage.device_blocks)
         outputs = self.take_outputs()
-        failing = [request for request in step.requests if request.state is not RequestState.FINISHED]
-        while failing:
-            for ahead in later:
-                ahead.spread(device, host)
-                for request, row in zip(ahead.requests, ahead.plan.rows, strict=True):
-                    if request in failing:  # what it computes from wrong blocks is wrong too
-                        first = row.start // self.config.block_size
-                        device.update(request.table.blocks[first:])
-            self._kv.uncache(device)
-            outputs.extend(self._fail(request, message) for request in failing)
-            failing = [request for request in self._roster if not device.isdisjoint(request.table.blocks)]
-        self._kv.uncache(device)
-        for request in [request for request in self._roster.preempted if not host.isdisjoint(request.table.host_blocks)]:
+        outputs.extend(self._fail(request, message) for request in damage.requests)
+        for request in [request for request in self._roster.preempted if not damage.host_blocks.isdisjoint(request.table.host_blocks)]:
             self._kv.free(request.table)
             request.num_computed = 0
             self._roster.preempt(request, RequestState.PREEMPTED)
