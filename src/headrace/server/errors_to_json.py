@@ -9,7 +9,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.errors import BodyTimeout, BodyTooLarge, EngineUnavailable, MethodNotAllowed, QueueFull, RequestError, RequestFailed, RouteNotFound
+from headrace.errors import (
+    AuthenticationFailed,
+    BodyTimeout,
+    BodyTooLarge,
+    EngineUnavailable,
+    MethodNotAllowed,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    RouteNotFound,
+)
 from headrace.server.body import ClientGone
 
 logger = logging.getLogger("headrace.server")
@@ -21,6 +31,8 @@ def error_response(error: RequestError) -> JSONResponse:
         headers["Retry-After"] = str(max(1, error.retry_after))
     if isinstance(error, EngineUnavailable):
         headers["Retry-After"] = "1"
+    if isinstance(error, AuthenticationFailed):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout):
         headers["Connection"] = "close"  # the rest of the body is not read
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
