@@ -47,9 +47,10 @@ class ModelRunner:
         self._config = config
         self._device = resolve_device(config.device)
         self._threads = config.threads or physical_cores()
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
         self._model = load_model(config.model, dtype=self._dtype, device=self._device)
+        torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)
         model_config = self._model.config
