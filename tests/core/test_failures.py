@@ -113,9 +113,10 @@ def test_blocks_that_a_cancelled_request_computed_from_a_failed_step_are_not_fou
     engine.abort("a")
     engine.fail_step()
     engine.update()
-    engine.add(request("b", [*prompt, 1], 8))
-    engine.run()
-    assert engine.outputs["b"][0].cached_tokens == 0
+    for name, cached in (("b", 0), ("c", 32)):  # c would find the second chunk behind the first one of b
+        engine.add(request(name, [*prompt, 1], 8))
+        engine.run()
+        assert engine.outputs[name][0].cached_tokens == cached
     engine.check_answers()
 
 

@@ -123,6 +123,20 @@ def test_tenants_get_equal_tokens_whatever_they_ask_for():
     engine.run()
 
 
+def test_generated_tokens_count_for_fairness():
+    engine = Engine(config(max_num_seqs=4, block_size=16, num_blocks=60, max_num_queued_reqs=10_000))
+    for i in range(200):
+        engine.add(request(f"talker{i}", 4, 40, tenant="talker"))
+        engine.add(request(f"short{i}", 4, 4, tenant="short"))
+    for _ in range(150):
+        engine.turn()
+    counts = [sum(row.num_tokens for plan in engine.plans for row in plan.rows if row.request_id.startswith(name)) for name in ("talker", "short")]
+    assert jain(counts) >= 0.95
+    for request_id in list(engine.messages):
+        engine.abort(request_id)
+    engine.run()
+
+
 def test_a_lone_tenant_is_served_as_if_there_were_no_tenants():
     def order(tenant: str) -> list[tuple[str, ...]]:
         engine = Engine(config(max_num_seqs=2))
