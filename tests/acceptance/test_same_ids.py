@@ -137,5 +137,5 @@ def test_preempted(model_path, reference, prompts, expected, mode):  # type: ign
     got, outputs = run(
         model_path, prompts, at_once=16, num_gpu_blocks_override=40, max_model_len=512, preemption_mode=mode, swap_space=64 << 20, kv_memory=None
     )
-    assert sum(output.num_preemptions for output in outputs) > 0
+    assert sum(output.outputs[0].num_preemptions for output in outputs) > 0
     assert_same(reference, prompts, expected, got)

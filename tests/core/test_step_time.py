@@ -34,7 +34,7 @@ def test_it_learns_a_linear_machine(noise: float):
 def test_the_chunk_keeps_the_step_within_its_target(bend: float):
     """Also where the machine is flat for a few tokens and steep for many, after some steps of that very size."""
     model = trained(bend=bend)
-    decode = {"decode_tokens": 8, "decode_attended": 2400}
+    decode = {"decode_tokens": 8, "decode_attended": 2400, "num_prompts": 8}
     for _ in range(40):
         chunk = model.prefill_chunk(**decode, context=500, limit=1000, floor=8, target_s=None)
         attended = 2400 + chunk * (500 + chunk)
@@ -47,16 +47,27 @@ def test_the_chunk_keeps_the_step_within_its_target(bend: float):
 
 def test_an_absolute_target_and_the_bounds():
     model = trained()
-    ask = {"decode_tokens": 8, "decode_attended": 2400, "context": 0}
+    ask = {"decode_tokens": 8, "decode_attended": 2400, "num_prompts": 1, "context": 0}
     assert model.prefill_chunk(**ask, limit=1000, floor=8, target_s=0.050) == pytest.approx(71, abs=8)
     assert model.prefill_chunk(**ask, limit=1000, floor=8, target_s=0.001) == 8
     assert model.prefill_chunk(**ask, limit=1000, floor=8, target_s=100.0) == 1000
     assert model.prefill_chunk(**ask, limit=5, floor=8, target_s=100.0) == 5
 
 
+def test_many_prompts_beside_few_decodes_take_their_share_of_the_time():
+    """Three times as many prompts as decodes: three decode steps' worth of prompt tokens, unless the user named a target."""
+    model = trained()
+    ask = {"decode_tokens": 8, "decode_attended": 2400, "context": 0, "limit": 1000, "floor": 8}
+    few, many = (model.prefill_chunk(**ask, num_prompts=count, target_s=None) for count in (8, 24))
+    undisturbed = model.predict(tokens=8, attended=2400, has_prefill=False)
+    took = [model.predict(tokens=8 + chunk, attended=2400 + chunk * chunk, has_prefill=True) / undisturbed for chunk in (few, many)]
+    assert took == [pytest.approx(2, rel=0.1), pytest.approx(4, rel=0.1)]
+    assert model.prefill_chunk(**ask, num_prompts=24, target_s=0.05) == model.prefill_chunk(**ask, num_prompts=1, target_s=0.05)
+
+
 def test_before_any_data_the_chunk_is_small():
     model = StepTimeModel()
-    assert model.prefill_chunk(decode_tokens=1, decode_attended=1, context=0, limit=2048, floor=8, target_s=None) == FIRST_CHUNK
+    assert model.prefill_chunk(decode_tokens=1, decode_attended=1, num_prompts=1, context=0, limit=2048, floor=8, target_s=None) == FIRST_CHUNK
     for _ in range(50):
         model.observe(tokens=10, attended=100, has_prefill=False, seconds=0.0)  # a clock that stands still
     assert not model.ready

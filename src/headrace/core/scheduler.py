@@ -195,6 +195,7 @@ class Scheduler:
         return self.step_time.prefill_chunk(
             decode_tokens=draft.num_decode_tokens,
             decode_attended=draft.decode_attended,
+            num_prompts=len(requests),
             context=max(request.num_computed for request in requests),
             limit=budget,
             floor=MIN_PREFILL_CHUNK,

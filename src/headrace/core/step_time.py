@@ -54,17 +54,22 @@ class StepTimeModel:
         """Seconds that a step of these features takes."""
         return self._fitted(tokens, attended) * self._ratios[has_prefill]
 
-    def prefill_chunk(self, *, decode_tokens: int, decode_attended: int, context: int, limit: int, floor: int, target_s: float | None) -> int:
+    def prefill_chunk(
+        self, *, decode_tokens: int, decode_attended: int, num_prompts: int, context: int, limit: int, floor: int, target_s: float | None
+    ) -> int:
         """Most prompt tokens, from `floor` to `limit`, beside these decodes so that the step keeps the inter-token latency.
 
-        `context` is the number of tokens before the chunk. `target_s` None: ITL_FACTOR times the predicted decode-only step.
+        `num_prompts` share the chunk; `context` is the number of tokens before it. `target_s` None: ITL_FACTOR times the predicted
+        decode-only step, and where more prompts than decodes wait, more by their ratio: a few fluent answers must not hold up many
+        prompts, whose small chunks would leave most of the machine's speed unused.
         """
         if limit <= floor:
             return limit
         if not self.ready:
             return min(FIRST_CHUNK, limit)
         if target_s is None:
-            target_s = ITL_FACTOR * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
+            factor = 1.0 + (ITL_FACTOR - 1.0) * max(1.0, num_prompts / max(decode_tokens, 1))
+            target_s = factor * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
         low, high = floor, limit
         while low < high:
             chunk = (low + high + 1) // 2

@@ -32,6 +32,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None  # one per token id
     finish_reason: FinishReason | None = None  # None while it runs
     stop_reason: int | str | None = None
+    num_preemptions: int = 0  # times it gave its memory to others and came back
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class OutputBuilder:
             output.metrics.first_token_time = time.monotonic()
         choice.text += delta.text
         choice.token_ids += delta.token_ids
+        choice.num_preemptions = delta.num_preemptions
         if delta.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + [self._position(entry) for entry in delta.logprobs]
             choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + sum(entry.logprob for entry in delta.logprobs)
