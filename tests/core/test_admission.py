@@ -100,3 +100,16 @@ def engine_full_message(engine: Engine) -> str:
     while (output := engine.add(request(f"x{len(engine.messages)}", 4, 1))) is None:
         pass
     return output.error_message
+
+
+def test_a_choice_that_arrives_after_choice_0_has_ended_still_belongs_to_it():
+    """The queue is full of nothing but another request, and a group was accepted as a whole: its late choices are no new request."""
+    engine = Engine(config(max_num_seqs=1, max_num_queued_reqs=0))
+    engine.add(request("group", 4, 1))
+    engine.run()
+    engine.add(request("other", 4, 20))
+    assert engine.add(request("late-stranger", 4, 1)).error_code == "queue_full"
+    assert engine.add(request("late-choice", 4, 1, fork_of="group")) is None
+    assert engine.add(request("choice-of-a-refused-one", 4, 1, fork_of="late-stranger")).error_code == "queue_full"
+    engine.run()
+    assert engine.end("late-choice").finish_reason == "length"

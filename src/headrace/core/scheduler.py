@@ -32,6 +32,7 @@ from headrace.core.roster import Roster
 from headrace.core.step_time import StepTimeModel
 
 MAX_RETRY_AFTER_S = 60
+LAST_ENDED = 256  # ids of ended requests that are remembered
 FINISH_RATE_FOLLOW = 0.1  # how fast the measured time between two ends follows
 
 
@@ -54,6 +55,7 @@ class Scheduler:
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self._deadlines: dict[Request, float] = {}  # of live requests that have one
+        self._last_ended: deque[str] = deque(maxlen=LAST_ENDED)  # choice 0 may end before the other choices have arrived
         self._unsent: list[TokenOutput] = []  # terminal outputs made while planning
         self._next_step_id = 1
         self._next_seq = 0
@@ -74,7 +76,7 @@ class Scheduler:
             return refusal(message.request_id, *refused)
         if message.deadline is not None and message.deadline <= now:
             return refusal(message.request_id, "deadline_exceeded", "The deadline passed before the request could start.")
-        in_group = message.fork_of in self._roster
+        in_group = message.fork_of is not None and (message.fork_of in self._roster or message.fork_of in self._last_ended)
         if not in_group and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
             text = f"The queue is full ({self.config.max_num_queued_reqs} requests wait); try again in {self.retry_after()} s."
             return refusal(message.request_id, "queue_full", text)
@@ -275,6 +277,7 @@ class Scheduler:
     def _finish(self, output: TokenOutput, request: Request) -> TokenOutput:
         self._kv.free(request.table)
         self._roster.finish(request)
+        self._last_ended.append(request.request_id)
         self._deadlines.pop(request, None)
         return output
 
