@@ -180,7 +180,7 @@ class Soak:
             self.tally.cancelled += 1
             return
         self.tally.statuses[response.status_code] += 1
-        if response.status_code == 200 and b'"error"' in content and body["stream"]:
+        if response.status_code == 200 and b'data: {"error"' in content and body["stream"]:
             self.tally.broken["error event in a stream"] += 1
         if response.status_code == 429:
             await asyncio.sleep(float(response.headers["Retry-After"]))
