@@ -243,6 +243,12 @@ inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t fir
     const int64_t valid = a.rows - row < W ? a.rows - row : W;
     for (int c = 0; c < C; ++c) {
       float* out = a.out + (first + c) * a.out_stride + row;
+      if (valid == W) {
+        F value = a.bias ? sum[v][c] + load(a.bias + row) : sum[v][c];
+        if (a.accumulate) value = load(out) + value;
+        store(out, value);
+        continue;
+      }
       float values[W];
       store(values, sum[v][c]);
       for (int64_t i = 0; i < valid; ++i) {

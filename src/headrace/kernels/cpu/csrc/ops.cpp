@@ -1,178 +1,9 @@
-// The operators `headrace_cpu::*`: checks, work space and threads around the kernels.
-#include "runtime.h"
+// The library of operators: schemas and where they are computed. Their shapes without data (fake kernels) are in ../ops.py.
+#include "ops.h"
 
 namespace headrace {
 namespace {
-
-constexpr int64_t kRowsAtOnce = 128;  // activation rows that pass one group of weight rows while both stay in the caches
-
-struct Weight {
-  const uint8_t* data;
-  int64_t format, rows, columns;
-};
-
-struct FormatSize {
-  int64_t values, group_bytes;  // of one block, of the same block of 16 rows
-};
-
-FormatSize format_size(int64_t format) {
-  switch (format) {
-    case kQ4_0: return {32, 288};
-    case kQ4_1: return {32, 320};
-    case kQ8_0: return {32, 544};
-    case kQ4_K: return {256, 2368};
-    case kQ6_K: return {256, 3360};
-    default: STD_TORCH_CHECK(false, "headrace_cpu: format ", format, " is not supported");
-  }
-}
-
-Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns) {
-  const FormatSize size = format_size(format);
-  check_dense(packed, "packed");
-  STD_TORCH_CHECK(columns % size.values == 0, "headrace_cpu: ", columns, " columns are no whole number of blocks of ", size.values);
-  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == (rows + 15) / 16 * (columns / size.values) * size.group_bytes,
-                  "headrace_cpu: packed does not hold a weight [", rows, ", ", columns, "] in format ", format);
-  return {static_cast<const uint8_t*>(packed.const_data_ptr()), format, rows, columns};
-}
-
-// out[M, rows] (+)= x[M, columns] @ weight^T, all float32
-void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out) {
-  static thread_local Scratch q_scratch, info_scratch;
-  const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
-  int8_t* q = q_scratch.get<int8_t>(m * k);
-  BlockInfo* info = info_scratch.get<BlockInfo>(m * blocks);
-  const int64_t rows_a_piece = 16384 / k + 1;
-  parallel_items(m, rows_a_piece,
-                 [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
-  const Linear args{weight.data, weight.format, weight.rows, k, q, info, bias, out, weight.rows, accumulate};
-  const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, pieces = torch::stable::get_num_threads() * 8;
-  const int64_t groups_a_piece = groups / pieces > 1 ? groups / pieces : 1;
-  const int64_t pieces_a_chunk = (groups + groups_a_piece - 1) / groups_a_piece;
-  parallel_items(chunks * pieces_a_chunk, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t row = i / pieces_a_chunk * kRowsAtOnce, group = i % pieces_a_chunk * groups_a_piece;
-      kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row, row + kRowsAtOnce < m ? row + kRowsAtOnce : m);
-    }
-  });
-}
-
-int64_t last_size(const Tensor& t) {
-  STD_TORCH_CHECK(t.dim() >= 1, "headrace_cpu: an activation needs at least one dimension");
-  return t.size(t.dim() - 1);
-}
-
-Tensor like_with_columns(const Tensor& x, int64_t columns) {
-  int64_t sizes[8];
-  const int64_t dims = x.dim();
-  STD_TORCH_CHECK(dims <= 8, "headrace_cpu: tensors of more than 8 dimensions are not supported");
-  for (int64_t i = 0; i + 1 < dims; ++i) sizes[i] = x.size(i);
-  sizes[dims - 1] = columns;
-  return new_tensor(sizes, dims, x.scalar_type());
-}
-
-const float* bias_of(const std::optional<Tensor>& bias, int64_t rows) { return bias ? float_weight(*bias, rows, "bias") : nullptr; }
-
-const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out) {
-  const int64_t k = last_size(x), m = x.numel() / (k ? k : 1);
-  const float *from = as_floats(x, "x", in), *weight = float_weight(norm_weight, k, "norm_weight");
-  float* to = out.get<float>(m * k);
-  parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) kernels().rms_norm(from + i * k, weight, static_cast<float>(eps), k, to + i * k);
-  });
-  return to;
-}
-
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias) {
-  static thread_local Scratch in, out;
-  const int64_t k = last_size(x);
-  const Weight weight = weight_of(packed, format, rows, k);
-  Tensor y = like_with_columns(x, rows);
-  const FloatOut to(y, "x", out);
-  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias_of(bias, rows), false, to.data);
-  to.store();
-  return y;
-}
-
-Tensor norm_linear(const Tensor& x, const Tensor& norm_weight, double eps, const Tensor& packed, int64_t format, int64_t rows,
-                   const std::optional<Tensor>& bias) {
-  static thread_local Scratch in, norm, out;
-  const int64_t k = last_size(x);
-  const Weight weight = weight_of(packed, format, rows, k);
-  Tensor y = like_with_columns(x, rows);
-  const FloatOut to(y, "x", out);
-  multiply(weight, normed(x, norm_weight, eps, in, norm), x.numel() / k, bias_of(bias, rows), false, to.data);
-  to.store();
-  return y;
-}
-
-// residual += x @ weight^T + bias
-void linear_add_(const Tensor& residual, const Tensor& x, const Tensor& packed, int64_t format, const std::optional<Tensor>& bias) {
-  static thread_local Scratch in;
-  const int64_t k = last_size(x), rows = last_size(residual);
-  const Weight weight = weight_of(packed, format, rows, k);
-  check_dense(residual, "residual");
-  STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float && residual.numel() / rows == x.numel() / k,
-                  "headrace_cpu: residual must be float32 with as many rows as x");
-  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias_of(bias, rows), true, static_cast<float*>(residual.mutable_data_ptr()));
-}
-
-// residual += down(silu(gate) * up), where gate and up are the halves of gate_up(rms_norm(residual))
-void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
-              int64_t down_format, int64_t inner) {
-  static thread_local Scratch in, norm, wide, narrow;
-  const int64_t k = last_size(residual), m = residual.numel() / k;
-  STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float, "headrace_cpu: residual must be float32");
-  const Weight first = weight_of(gate_up, gate_up_format, 2 * inner, k), second = weight_of(down, down_format, k, inner);
-  float *both = wide.get<float>(m * 2 * inner), *product = narrow.get<float>(m * inner);
-  multiply(first, normed(residual, norm_weight, eps, in, norm), m, nullptr, false, both);
-  parallel_items(m, 8192 / inner + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernels().silu_mul(both + 2 * i * inner, both + (2 * i + 1) * inner, inner, product + i * inner);
-  });
-  multiply(second, product, m, nullptr, true, static_cast<float*>(residual.mutable_data_ptr()));
-}
-
-// rows of a packed table by id
-Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype) {
-  static thread_local Scratch out;
-  const Weight weight = weight_of(packed, format, rows, columns);
-  check_dense(ids, "ids");
-  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.dim() == 1, "headrace_cpu: ids must be int64 [T]");
-  const int64_t* id = static_cast<const int64_t*>(ids.const_data_ptr());
-  const int64_t n = ids.numel(), sizes[2] = {n, columns};
-  Tensor y = new_tensor(sizes, 2, dtype == kFloat32 ? ScalarType::Float : dtype == kBFloat16 ? ScalarType::BFloat16 : ScalarType::Half);
-  const FloatOut to(y, "out", out);
-  for (int64_t i = 0; i < n; ++i) {
-    STD_TORCH_CHECK(0 <= id[i] && id[i] < rows, "headrace_cpu: id ", id[i], " is outside of a table with ", rows, " rows");
-    kernels().unpack_row(weight.data, format, id[i], columns, to.data + i * columns);
-  }
-  to.store();
-  return y;
-}
-
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  static thread_local Scratch in, norm;
-  const float* values = normed(x, weight, eps, in, norm);
-  Tensor y = like_with_columns(x, last_size(x));
-  kernels().from_float(values, dtype_of(x, "x"), x.numel(), y.mutable_data_ptr());
-  return y;
-}
-
-// x [.., 2 * inner] -> silu(first half) * second half
-Tensor silu_mul(const Tensor& x) {
-  static thread_local Scratch in, out;
-  const int64_t inner = last_size(x) / 2, m = inner ? x.numel() / (2 * inner) : 0;
-  const float* from = as_floats(x, "x", in);
-  Tensor y = like_with_columns(x, inner);
-  const FloatOut to(y, "x", out);
-  parallel_items(m, 8192 / (inner + 1) + 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) kernels().silu_mul(from + 2 * i * inner, from + (2 * i + 1) * inner, inner, to.data + i * inner);
-  });
-  to.store();
-  return y;
-}
-
 void use_kernels(int64_t address) { kernels_in_use = reinterpret_cast<const KernelTable*>(address); }
-
 }  // namespace
 }  // namespace headrace
 
@@ -185,6 +16,14 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
   m.def("embedding(Tensor ids, Tensor packed, int format, int rows, int columns, int dtype) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("silu_mul(Tensor x) -> Tensor");
+  m.def(
+      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start, Tensor context_len, Tensor block_table, float scale, int window, "
+      "float softcap) -> Tensor");
+  m.def("rope_write_kv(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> Tensor");
+  m.def(
+      "attention_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor qkv, int qkv_format, Tensor output, int output_format, int num_heads, "
+      "Tensor cos, Tensor sin, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor slots, Tensor query_start, Tensor context_len, Tensor block_table, "
+      "float scale, int window, float softcap) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CompositeExplicitAutograd, m) { m.impl("use_kernels", TORCH_BOX(&headrace::use_kernels)); }
@@ -197,4 +36,7 @@ STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CPU, m) {
   m.impl("embedding", TORCH_BOX(&headrace::embedding));
   m.impl("rms_norm", TORCH_BOX(&headrace::rms_norm));
   m.impl("silu_mul", TORCH_BOX(&headrace::silu_mul));
+  m.impl("paged_attention", TORCH_BOX(&headrace::paged_attention));
+  m.impl("rope_write_kv", TORCH_BOX(&headrace::rope_write_kv));
+  m.impl("attention_add_", TORCH_BOX(&headrace::attention_add_));
 }
