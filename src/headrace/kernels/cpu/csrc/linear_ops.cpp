@@ -7,21 +7,6 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 128;  // activation rows that pass one group of weight rows while both stay in the caches
 
-struct FormatSize {
-  int64_t values, group_bytes;  // of one block, of the same block of 16 rows
-};
-
-FormatSize format_size(int64_t format) {
-  switch (format) {
-    case kQ4_0: return {32, 288};
-    case kQ4_1: return {32, 320};
-    case kQ8_0: return {32, 544};
-    case kQ4_K: return {256, 2368};
-    case kQ6_K: return {256, 3360};
-    default: STD_TORCH_CHECK(false, "headrace_cpu: format ", format, " is not supported");
-  }
-}
-
 }  // namespace
 
 Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns) {
@@ -127,24 +112,6 @@ void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, con
     for (int64_t i = begin; i < end; ++i) kernels().silu_mul(both + 2 * i * inner, both + (2 * i + 1) * inner, inner, product + i * inner);
   });
   multiply(second, product, m, nullptr, true, static_cast<float*>(residual.mutable_data_ptr()));
-}
-
-// rows of a packed table by id
-Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype) {
-  static thread_local Scratch out;
-  const Weight weight = weight_of(packed, format, rows, columns);
-  check_dense(ids, "ids");
-  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.dim() == 1, "headrace_cpu: ids must be int64 [T]");
-  const int64_t* id = static_cast<const int64_t*>(ids.const_data_ptr());
-  const int64_t n = ids.numel(), sizes[2] = {n, columns};
-  Tensor y = new_tensor(sizes, 2, dtype == kFloat32 ? ScalarType::Float : dtype == kBFloat16 ? ScalarType::BFloat16 : ScalarType::Half);
-  const FloatOut to(y, "out", out);
-  for (int64_t i = 0; i < n; ++i) {
-    STD_TORCH_CHECK(0 <= id[i] && id[i] < rows, "headrace_cpu: id ", id[i], " is outside of a table with ", rows, " rows");
-    kernels().unpack_row(weight.data, format, id[i], columns, to.data + i * columns);
-  }
-  to.store();
-  return y;
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {

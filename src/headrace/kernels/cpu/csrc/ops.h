@@ -10,6 +10,15 @@ struct Weight {  // checked
   int64_t format, rows, columns;
 };
 
+struct FormatSize {
+  int64_t values, bytes, group_bytes;  // of a block in the file, and of the same block of 16 packed rows
+};
+
+// pack_ops.cpp
+FormatSize format_size(int64_t format);
+Tensor pack(const Tensor& raw, int64_t format, int64_t rows, int64_t columns);
+Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype);
+
 // linear_ops.cpp
 Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns);
 int64_t last_size(const Tensor& t);
@@ -21,7 +30,6 @@ Tensor norm_linear(const Tensor& x, const Tensor& norm_weight, double eps, const
 void linear_add_(const Tensor& residual, const Tensor& x, const Tensor& packed, int64_t format, const std::optional<Tensor>& bias);
 void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
               int64_t down_format, int64_t inner);
-Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 Tensor silu_mul(const Tensor& x);
 
