@@ -102,9 +102,7 @@ def build(name: str) -> Path:
 
 def compiler_accepts(flags: tuple[str, ...]) -> bool:
     """Whether the compiler knows the flags at all."""
-    tried = subprocess.run(
-        [find_compiler(), *flags, "-x", "c++", "-fsyntax-only", os.devnull], capture_output=True, timeout=_TIMEOUT_S, check=False
-    )
+    tried = subprocess.run([find_compiler(), *flags, "-x", "c++", "-fsyntax-only", os.devnull], capture_output=True, timeout=_TIMEOUT_S, check=False)
     return tried.returncode == 0
 
 

@@ -20,21 +20,22 @@ inline const char* cache_row(const void* cache, int64_t element, headrace::Dtype
   return (const char*)cache + element * (dtype == headrace::kFloat32 ? 4 : 2);
 }
 
+// Query times key sums lanes across a register, which costs shuffles: half a 512-bit register leaves a port free for them.
 #if defined(__AVX2__)
-inline __m256 half_width(F x) {
-#if defined(__AVX512F__)
-  return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-#else
-  return x;
-#endif
-}
-inline void sum_lanes_of_4(const F* x, float* out) {
-  const __m256 ab = _mm256_hadd_ps(half_width(x[0]), half_width(x[1])), cd = _mm256_hadd_ps(half_width(x[2]), half_width(x[3]));
-  const __m256 sums = _mm256_hadd_ps(ab, cd);
+using Q = __m256;
+inline Q load_q(const float* p) { return _mm256_loadu_ps(p); }
+inline Q fma_q(Q a, Q b, Q c) { return _mm256_fmadd_ps(a, b, c); }
+inline Q zero_q() { return _mm256_setzero_ps(); }
+inline void sum_lanes_of_4(const Q* x, float* out) {
+  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
 }
 #else
-inline void sum_lanes_of_4(const F* x, float* out) {
+using Q = F;
+inline Q load_q(const float* p) { return load(p); }
+inline Q fma_q(Q a, Q b, Q c) { return fma(a, b, c); }
+inline Q zero_q() { return set1(0.0f); }
+inline void sum_lanes_of_4(const Q* x, float* out) {
   for (int i = 0; i < 4; ++i) out[i] = lane_sum(x[i]);
 }
 #endif
@@ -43,16 +44,16 @@ inline void sum_lanes_of_4(const F* x, float* out) {
 template <int H, int P>
 inline void query_key(const float* q, const float* const* keys, int64_t head_dim, int begin, int end, float* scores) {
   for (int j = begin; j < end; j += P) {
-    F sum[H][P];
+    Q sum[H][P];
     for (int m = 0; m < H; ++m)
-      for (int i = 0; i < P; ++i) sum[m][i] = set1(0.0f);
-    for (int64_t d = 0; d < head_dim; d += W) {
-      F query[H];
-      for (int m = 0; m < H; ++m) query[m] = load(q + m * head_dim + d);
+      for (int i = 0; i < P; ++i) sum[m][i] = zero_q();
+    for (int64_t d = 0; d < head_dim; d += 8) {
+      Q query[H];
+      for (int m = 0; m < H; ++m) query[m] = load_q(q + m * head_dim + d);
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {
-        const F key = load(keys[j + i] + d);
-        for (int m = 0; m < H; ++m) sum[m][i] = fma(query[m], key, sum[m][i]);
+        const Q key = load_q(keys[j + i] + d);
+        for (int m = 0; m < H; ++m) sum[m][i] = fma_q(query[m], key, sum[m][i]);
       }
     }
     for (int m = 0; m < H; ++m)
@@ -83,34 +84,29 @@ inline void weigh_values(const float* weights, const float* correction, const fl
 // Scores of positions [begin, end) become weights; the state's maximum and denominator move on. Returns what old sums are multiplied by.
 inline float soften(const Attention& a, float* scores, int begin, int end, float* state_end) {
   const int first = begin / W * W, last = (end + W - 1) / W * W;
+  if (a.softcap != 0.0f) {  // c * tanh(s / c), where tanh(t) = 1 - 2 / (e ** 2t + 1)
+    for (int j = first; j < last; j += W) {
+      const F t = load(scores + j) * set1(a.scale) * set1(2.0f / a.softcap);
+      store(scores + j, set1(a.softcap) - set1(2.0f * a.softcap) / (vexp(t) + set1(1.0f)));
+    }
+  } else {
+    for (int j = first; j < last; j += W) store(scores + j, load(scores + j) * set1(a.scale));
+  }
   for (int j = first; j < begin; ++j) scores[j] = kNegativeInfinity;
   for (int j = end; j < last; ++j) scores[j] = kNegativeInfinity;
   F largest = set1(kNegativeInfinity);
-  for (int j = first; j < last; j += W) {
-    F s = load(scores + j) * set1(a.scale);
-    if (a.softcap != 0.0f) {  // c * tanh(s / c), where tanh(t) = 1 - 2 / (e ** 2t + 1)
-      const F t = s * set1(2.0f / a.softcap);
-      s = set1(a.softcap) - set1(2.0f * a.softcap) / (vexp(t) + set1(1.0f));
-    }
-    store(scores + j, s);
-    largest = vmax(s, largest);
-  }
-  if (a.softcap != 0.0f) {  // a capped minus infinity is a number
-    for (int j = first; j < begin; ++j) scores[j] = kNegativeInfinity;
-    for (int j = end; j < last; ++j) scores[j] = kNegativeInfinity;
-    largest = set1(kNegativeInfinity);
-    for (int j = first; j < last; j += W) largest = vmax(load(scores + j), largest);
-  }
+  for (int j = first; j < last; j += W) largest = vmax(load(scores + j), largest);
   const float before = state_end[0], tile_max = lane_max(largest), maximum = before > tile_max ? before : tile_max;
   F total = set1(0.0f);
   for (int j = first; j < last; j += W) {
-    store(scores + j, vexp(load(scores + j) - set1(maximum)));
-    for (int i = j; i < begin; ++i) scores[i] = 0.0f;
-    for (int i = end > j ? end : j; i < j + W; ++i) scores[i] = 0.0f;
-    total = total + load(scores + j);
+    const F weight = vexp(load(scores + j) - set1(maximum));
+    store(scores + j, weight);
+    total = total + weight;
   }
   float correction = 0.0f;
-  if (before != kNegativeInfinity) {
+  if (before == maximum) {
+    correction = 1.0f;
+  } else if (before != kNegativeInfinity) {
     float e[W];
     store(e, vexp(set1(before - maximum)));
     correction = e[0];

@@ -27,6 +27,7 @@ inline F vround(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT 
 inline F power_of_two(F n) {  // 2 ** n for whole n
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+inline F zero_where_less(F p, F x, float bound) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set1(bound), _CMP_NLT_UQ), p); }
 inline F to_f(I x) { return _mm512_cvtepi32_ps(x); }
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_half(uint16_t* p, F x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
@@ -62,6 +63,7 @@ inline F vround(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM
 inline F power_of_two(F n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
+inline F zero_where_less(F p, F x, float bound) { return _mm256_and_ps(_mm256_cmp_ps(x, set1(bound), _CMP_NLT_UQ), p); }
 inline F to_f(I x) { return _mm256_cvtepi32_ps(x); }
 inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void store_half(uint16_t* p, F x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
@@ -103,6 +105,7 @@ inline F vmax(F a, F b) { HEADRACE_EACH(a[i] > b[i] ? a[i] : b[i]); }
 inline F vmin(F a, F b) { HEADRACE_EACH(a[i] < b[i] ? a[i] : b[i]); }
 inline F vround(F a) { HEADRACE_EACH(nearbyintf(a[i])); }
 inline F power_of_two(F n) { HEADRACE_EACH(n[i] == n[i] ? ldexpf(1.0f, (int)n[i]) : n[i]); }
+inline F zero_where_less(F p, F x, float bound) { HEADRACE_EACH(x[i] < bound ? 0.0f : p[i]); }
 inline F to_f(I x) { HEADRACE_EACH((float)x[i]); }
 inline float half_to_float(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
@@ -169,8 +172,8 @@ inline float lane_max(F x) {
 }
 
 // e ** x to about one unit in the last place for x <= 88; 0 below -87; NaN stays NaN.
-inline F vexp(F x) {
-  x = vmax(set1(-87.0f), vmin(set1(88.0f), x));  // the second operand wins where one is NaN
+inline F vexp(F original) {
+  const F x = vmax(set1(-87.0f), vmin(set1(88.0f), original));  // the second operand wins where one is NaN
   const F n = vround(x * set1(1.44269504088896341f));
   F r = fma(n, set1(-0.693359375f), x);
   r = fma(n, set1(2.12194440e-4f), r);
@@ -181,7 +184,7 @@ inline F vexp(F x) {
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, r * r, r) + set1(1.0f);
-  return p * power_of_two(n);
+  return zero_where_less(p * power_of_two(n), original, -87.0f);
 }
 
 }  // namespace
