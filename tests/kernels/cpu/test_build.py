@@ -44,7 +44,7 @@ def test_the_variable_chooses_and_unknown_names_are_refused(kernels, monkeypatch
     assert probe(HEADRACE_CPU_ISA="generic") == "generic"
     assert "is off" in probe(HEADRACE_CPU_ISA="off")
     monkeypatch.setenv(library.ISA_VARIABLE, "mmx")
-    with pytest.raises(ConfigError, match="'mmx'; it must be one of .*avx2"):
+    with pytest.raises(ConfigError, match=r"'mmx'; it must be one of .*avx2"):
         cpu.load()
 
 

@@ -127,6 +127,18 @@ def test_zeros_and_tiny_activations(isa):
     assert cpu.linear(torch.zeros(0, 64), weight).shape == (0, 32)
 
 
+def test_an_arena_holds_several_weights(kernels):
+    sizes = [cpu.packed_bytes(3, 40, 64), cpu.packed_bytes(8, 16, 32), cpu.packed_bytes(3, 40, 64)]
+    arena = cpu.Arena(sum(sizes) + 2 * 64)
+    raws = [random_blocks(3, 40, 64, seed=1), random_blocks(8, 16, 32), random_blocks(3, 40, 64, seed=2)]
+    packed = [pack(3, raws[0], 40, 64, arena=arena), pack(8, raws[1], 16, 32, arena=arena), pack(3, raws[2], 40, 64, arena=arena)]
+    for weight, raw in zip(packed, raws, strict=True):
+        assert weight.data.data_ptr() % 64 == 0
+        assert torch.equal(weight.data, pack(weight.type_number, raw, weight.rows, weight.columns).data)
+    with pytest.raises(ValueError, match="no 10000000 left"):
+        arena.take(10_000_000)
+
+
 def test_wrong_sizes_are_refused(kernels):
     raw = random_blocks(3, 32, 64)
     weight = pack(3, raw, 32, 64)
@@ -134,7 +146,7 @@ def test_wrong_sizes_are_refused(kernels):
         pack(10, raw, 32, 64)
     with pytest.raises(RuntimeError, match="1280 bytes, not 1260"):
         pack(3, raw[:-20], 32, 64)
-    with pytest.raises(RuntimeError, match="whole number of blocks of 32"):
+    with pytest.raises(ValueError, match="no whole number of Q4_1 blocks of 32"):
         pack(3, raw, 32, 65)
     with pytest.raises(RuntimeError, match=r"does not hold a weight \[32, 96\]"):
         cpu.linear(torch.zeros(1, 96), weight)

@@ -136,7 +136,7 @@ def test_operators_keep_their_promises(kernels):
         OPS.embedding: (torch.tensor([1, 2]), weight.data, 3, 32, 64, 1),
         OPS.rms_norm: (x, norm, 1e-5),
         OPS.silu_mul: (x,),
-        OPS.pack: (random_blocks(3, 32, 64), 3, 32, 64),
+        OPS.pack_: (weight.data.clone(), random_blocks(3, 32, 64), 3, 32, 64),
         OPS.paged_attention: (batch.q, *caches, meta.query_start_R1, meta.context_len_R, meta.block_table_RB, 0.3, 0, 0.0),
         OPS.rope_write_kv: (torch.randn(1, 64), torch.ones(1, 1, 16), torch.ones(1, 1, 16), *caches, meta.slot_mapping_T),
     }.items():

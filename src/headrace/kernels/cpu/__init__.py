@@ -13,18 +13,21 @@ from torch import Tensor, nn
 
 from headrace.kernels.attention import AttentionMetadata
 from headrace.kernels.cpu.library import CpuKernels, available, load, reason
-from headrace.kernels.cpu.packing import FORMATS, PackedWeight, pack
+from headrace.kernels.cpu.packing import FORMATS, Arena, PackedWeight, huge_pages, pack, packed_bytes
 
 __all__ = [
     "FORMATS",
+    "Arena",
     "CpuKernels",
     "PackedEmbedding",
     "PackedLinear",
     "PackedWeight",
     "available",
+    "huge_pages",
     "linear",
     "load",
     "pack",
+    "packed_bytes",
     "paged_attention",
     "reason",
     "rms_norm",

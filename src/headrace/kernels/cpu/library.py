@@ -14,7 +14,6 @@ from torch import Tensor
 
 from headrace.errors import ConfigError
 from headrace.kernels.cpu.build import INSTRUCTION_SETS, KernelBuildError, build, compiler_accepts, cpu_flags
-from headrace.kernels.cpu.packing import BLOCK_SIZES, GROUP_ROWS
 
 ISA_VARIABLE = "HEADRACE_CPU_ISA"
 
@@ -100,10 +99,6 @@ def _register_shapes() -> None:
     def with_columns(x: Tensor, columns: int) -> Tensor:
         return x.new_empty((*x.shape[:-1], columns))
 
-    def pack(raw: Tensor, format: int, rows: int, columns: int) -> Tensor:
-        values, _, group_bytes = BLOCK_SIZES[format]
-        return raw.new_empty((-(-rows // GROUP_ROWS), columns // values, group_bytes))
-
     def linear(x: Tensor, packed: Tensor, format: int, rows: int, bias: Tensor | None) -> Tensor:
         return with_columns(x, rows)
 
@@ -129,7 +124,7 @@ def _register_shapes() -> None:
     def nothing(*args: object) -> None:
         return None
 
-    for function in (pack, linear, norm_linear, embedding, rms_norm, silu_mul, paged_attention, rope_write_kv):
+    for function in (linear, norm_linear, embedding, rms_norm, silu_mul, paged_attention, rope_write_kv):
         torch.library.register_fake(f"headrace_cpu::{function.__name__}", function)
-    for name in ("linear_add_", "mlp_add_", "attention_add_"):
+    for name in ("pack_", "linear_add_", "mlp_add_", "attention_add_"):
         torch.library.register_fake(f"headrace_cpu::{name}", nothing)

@@ -16,10 +16,6 @@ constexpr int kTile = 64;
 constexpr int64_t kStateExtra = 2;  // a state is D sums, the maximum and the denominator
 const float kNegativeInfinity = -__builtin_inff();
 
-inline const char* cache_row(const void* cache, int64_t element, headrace::Dtype dtype) {
-  return (const char*)cache + element * (dtype == headrace::kFloat32 ? 4 : 2);
-}
-
 // Query times key sums lanes across a register, which costs shuffles: half a 512-bit register leaves a port free for them.
 #if defined(__AVX2__)
 using Q = __m256;
@@ -134,10 +130,63 @@ inline void floats_of(const void* x, headrace::Dtype dtype, int64_t n, float* ou
   for (int64_t i = 0; i < n; i += W) store(out + i, dtype == headrace::kBFloat16 ? load_bfloat((const uint16_t*)x + i) : load_half((const uint16_t*)x + i));
 }
 
-void attention_part(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t part, int64_t first, int64_t last, int64_t position, float* state,
-                    int64_t state_stride, float* scratch) {
-  const int64_t group = a.num_heads / a.num_kv_heads, head_dim = a.head_dim, tokens = last - first;
-  for (int64_t i = 0; i < tokens * group; ++i) {
+// The tokens of one key/value head over one tile: positions [tile, tile + filled), of which those under `below` are seen by none.
+inline void tile_tokens(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t tile, int below, int filled, int64_t first, int64_t tokens,
+                        int64_t position, float* state, int64_t state_stride, float* scratch) {
+  const int64_t group = a.num_heads / a.num_kv_heads, head_dim = a.head_dim;
+  const float *keys[kTile], *values[kTile];
+  int64_t block = (tile + below) / a.block_size, offset = (tile + below) % a.block_size;
+  for (int j = below; j < filled; ++j) {
+    const int64_t row = (((int64_t)blocks[block] * a.block_size + offset) * a.num_kv_heads + kv_head) * head_dim;
+    if (a.cache_dtype == headrace::kFloat32) {
+      keys[j] = (const float*)a.k_cache + row;
+      values[j] = (const float*)a.v_cache + row;
+    } else {
+      float *key = scratch + j * head_dim, *value = scratch + (kTile + j) * head_dim;
+      floats_of((const uint16_t*)a.k_cache + row, a.cache_dtype, head_dim, key);
+      floats_of((const uint16_t*)a.v_cache + row, a.cache_dtype, head_dim, value);
+      keys[j] = key;
+      values[j] = value;
+    }
+    if (++offset == a.block_size) {
+      offset = 0;
+      ++block;
+    }
+  }
+  // products are made in whole runs of positions; those that no token sees repeat one it does
+  for (int j = 0; j < below; ++j) keys[j] = keys[below];
+  for (int j = filled; j < kTile; ++j) keys[j] = keys[filled - 1];
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t p = position + i;
+    const int end = (int)(p + 1 - tile < filled ? p + 1 - tile : filled);
+    const int64_t under = a.window > 0 ? p - a.window + 1 - tile : 0;
+    const int begin = under > 0 ? (int)(under < kTile ? under : kTile) : 0;
+    if (begin >= end) continue;
+    const float* q = a.q + ((first + i) * a.num_heads + kv_head * group) * head_dim;
+    float* s = state + i * group * state_stride;
+    int64_t m = 0;
+    for (; m + 3 <= group; m += 3) tile_heads<3>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
+    if (group - m == 2) tile_heads<2>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
+    if (group - m == 1) tile_heads<1>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
+  }
+}
+
+// Asks for keys and values of positions [begin, end): a decode step reads each once, faster than they come in on demand.
+inline void fetch_ahead(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t begin, int64_t end) {
+  const int64_t size = a.cache_dtype == headrace::kFloat32 ? 4 : 2, bytes = (last_head - first_head) * a.head_dim * size;
+  for (int64_t p = begin; p < end; ++p) {
+    const int64_t row = (((int64_t)blocks[p / a.block_size] * a.block_size + p % a.block_size) * a.num_kv_heads + first_head) * a.head_dim * size;
+    for (int64_t i = 0; i < bytes; i += 64) {
+      __builtin_prefetch((const char*)a.k_cache + row + i, 0, 2);
+      __builtin_prefetch((const char*)a.v_cache + row + i, 0, 2);
+    }
+  }
+}
+
+void attention_part(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
+                    int64_t position, float* state, int64_t state_stride, float* scratch) {
+  const int64_t head_dim = a.head_dim, tokens = last - first, states_a_head = tokens * (a.num_heads / a.num_kv_heads);
+  for (int64_t i = 0; i < (last_head - first_head) * states_a_head; ++i) {
     float* s = state + i * state_stride;
     for (int64_t d = 0; d < head_dim; ++d) s[d] = 0.0f;
     s[head_dim] = kNegativeInfinity;
@@ -146,44 +195,14 @@ void attention_part(const Attention& a, const int32_t* blocks, int64_t kv_head, 
   const int64_t context = position + tokens;  // positions that the last token sees
   const int64_t lowest = a.window > 0 && position >= a.window ? position - a.window + 1 : 0;
   const int64_t start = part * headrace::kPart, stop = start + headrace::kPart < context ? start + headrace::kPart : context;
-  const float *keys[kTile], *values[kTile];
+  // the heads of a position are neighbours in memory: heads within tiles walk it almost in order
   for (int64_t tile = start > lowest / kTile * kTile ? start : lowest / kTile * kTile; tile < stop; tile += kTile) {
     const int filled = (int)(stop - tile < kTile ? stop - tile : kTile);
     const int below = lowest > tile ? (int)(lowest - tile) : 0;  // positions under every token's window may be gone
-    int64_t block = (tile + below) / a.block_size, offset = (tile + below) % a.block_size;
-    for (int j = below; j < filled; ++j) {
-      const int64_t row = (((int64_t)blocks[block] * a.block_size + offset) * a.num_kv_heads + kv_head) * head_dim;
-      if (a.cache_dtype == headrace::kFloat32) {
-        keys[j] = (const float*)a.k_cache + row;
-        values[j] = (const float*)a.v_cache + row;
-      } else {
-        float *key = scratch + j * head_dim, *value = scratch + (kTile + j) * head_dim;
-        floats_of(cache_row(a.k_cache, row, a.cache_dtype), a.cache_dtype, head_dim, key);
-        floats_of(cache_row(a.v_cache, row, a.cache_dtype), a.cache_dtype, head_dim, value);
-        keys[j] = key;
-        values[j] = value;
-      }
-      if (++offset == a.block_size) {
-        offset = 0;
-        ++block;
-      }
-    }
-    // products are made in whole runs of positions; those that no token sees repeat one it does
-    for (int j = 0; j < below; ++j) keys[j] = keys[below];
-    for (int j = filled; j < kTile; ++j) keys[j] = keys[filled - 1];
-    for (int64_t i = 0; i < tokens; ++i) {
-      const int64_t p = position + i;
-      const int end = (int)(p + 1 - tile < filled ? p + 1 - tile : filled);
-      const int64_t under = a.window > 0 ? p - a.window + 1 - tile : 0;
-      const int begin = under > 0 ? (int)(under < kTile ? under : kTile) : 0;
-      if (begin >= end) continue;
-      const float* q = a.q + ((first + i) * a.num_heads + kv_head * group) * head_dim;
-      float* s = state + i * group * state_stride;
-      int64_t m = 0;
-      for (; m + 3 <= group; m += 3) tile_heads<3>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
-      if (group - m == 2) tile_heads<2>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
-      if (group - m == 1) tile_heads<1>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
-    }
+    if (tokens <= 4) fetch_ahead(a, blocks, first_head, last_head, tile == start ? tile : tile + kTile, tile + 2 * kTile < stop ? tile + 2 * kTile : stop);
+    for (int64_t head = first_head; head < last_head; ++head)
+      tile_tokens(a, blocks, head, tile, below, filled, first, tokens, position, state + (head - first_head) * states_a_head * state_stride, state_stride,
+                  scratch);
   }
 }
 

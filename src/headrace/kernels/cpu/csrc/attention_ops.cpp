@@ -52,61 +52,66 @@ std::vector<Item> items_of(const int32_t* query_start, const int32_t* context_le
 // q and out: float32 [T, H, D]
 void attend(const Attention& args, const int32_t* query_start, const int32_t* context_len, int64_t rows, const int32_t* block_table, int64_t table_width,
             float* out) {
-  const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + 2;
+  const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + 2, threads = torch::stable::get_num_threads();
   const std::vector<Item> items = items_of(query_start, context_len, rows, args.window);
-  const int64_t heads = args.num_kv_heads, pairs = static_cast<int64_t>(items.size()) * heads, threads = torch::stable::get_num_threads();
-  const auto finish = [&](const Item& item, int64_t head, int64_t i, int64_t m, const float* state) {
-    kernels().attention_finish(state, args.head_dim, out + ((item.first + i) * args.num_heads + head * group + m) * args.head_dim);
+  const auto count = static_cast<int64_t>(items.size());
+  // one piece of work holds all heads where there are rows enough (their keys are neighbours in memory), else one
+  const int64_t heads = count >= 4 * threads ? args.num_kv_heads : 1, cuts = args.num_kv_heads / heads;
+  const auto states_of = [&](const Item& item) { return heads * (item.last - item.first) * group; };
+  const auto compute = [&](const Item& item, int64_t cut, int64_t part, float* state) {
+    static thread_local Scratch scratch;
+    kernels().attention_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first, item.last,
+                             item.position, state, stride, scratch.get<float>(kScratchRows * args.head_dim));
+  };
+  const auto fold = [&](const Item& item, float* into, const float* next) {
+    for (int64_t i = 0; i < states_of(item); ++i) kernels().attention_fold(into + i * stride, next + i * stride, args.head_dim);
+  };
+  const auto finish = [&](const Item& item, int64_t cut, const float* state) {
+    const int64_t tokens = item.last - item.first;
+    for (int64_t i = 0; i < states_of(item); ++i) {
+      const int64_t head = cut * heads + i / (tokens * group), token = item.first + i / group % tokens;
+      kernels().attention_finish(state + i * stride, args.head_dim, out + (token * args.num_heads + head * group + i % group) * args.head_dim);
+    }
   };
   int64_t parts = 0;
-  for (const Item& item : items) parts += item.parts * heads;
-  if (parts == pairs || pairs >= 4 * threads) {  // enough to do for all: one thread walks an item's whole context
-    parallel_items(pairs, 1, [&](int64_t begin, int64_t end) {
-      static thread_local Scratch states, scratch;
-      float* work = scratch.get<float>(kScratchRows * args.head_dim);
-      for (int64_t pair = begin; pair < end; ++pair) {
-        const Item& item = items[static_cast<size_t>(pair / heads)];
-        const int64_t head = pair % heads, n = (item.last - item.first) * group;
-        float *state = states.get<float>(2 * n * stride), *next = state + n * stride;
-        const int32_t* blocks = block_table + item.row * table_width;
-        for (int64_t part = 0; part < item.parts; ++part) {
-          kernels().attention_part(args, blocks, head, item.first_part + part, item.first, item.last, item.position, part ? next : state, stride, work);
-          for (int64_t i = 0; part && i < n; ++i) kernels().attention_fold(state + i * stride, next + i * stride, args.head_dim);
+  for (const Item& item : items) parts += item.parts;
+  if (parts == count || count * cuts >= 4 * threads) {  // enough to do for all: one thread walks an item's whole context
+    parallel_items(count * cuts, 1, [&](int64_t begin, int64_t end) {
+      static thread_local Scratch states;
+      for (int64_t piece = begin; piece < end; ++piece) {
+        const Item& item = items[static_cast<size_t>(piece / cuts)];
+        float *state = states.get<float>(2 * states_of(item) * stride), *next = state + states_of(item) * stride;
+        compute(item, piece % cuts, 0, state);
+        for (int64_t part = 1; part < item.parts; ++part) {
+          compute(item, piece % cuts, part, next);
+          fold(item, state, next);
         }
-        for (int64_t i = 0; i < n; ++i) finish(item, head, i / group, i % group, state + i * stride);
+        finish(item, piece % cuts, state);
       }
     });
     return;
   }
   // Few items of long contexts: parts are computed apart, then folded in the same order.
   static thread_local Scratch all_states;
-  std::vector<int64_t> offset(items.size() + 1, 0), first_piece(items.size() + 1, 0);
-  for (size_t i = 0; i < items.size(); ++i) {
-    offset[i + 1] = offset[i] + items[i].parts * heads * (items[i].last - items[i].first) * group * stride;
-    first_piece[i + 1] = first_piece[i] + items[i].parts * heads;
+  std::vector<int64_t> offset{0}, first_piece{0};
+  for (const Item& item : items) {
+    offset.push_back(offset.back() + item.parts * cuts * states_of(item) * stride);
+    first_piece.push_back(first_piece.back() + item.parts * cuts);
   }
   float* states = all_states.get<float>(offset.back());
-  parallel_items(parts, 1, [&](int64_t begin, int64_t end) {
-    static thread_local Scratch scratch;
-    float* work = scratch.get<float>(kScratchRows * args.head_dim);
+  parallel_items(first_piece.back(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
-      const size_t i = static_cast<size_t>(std::upper_bound(first_piece.begin(), first_piece.end(), piece) - first_piece.begin() - 1);
-      const Item& item = items[i];
-      const int64_t local = piece - first_piece[i], n = (item.last - item.first) * group;
-      kernels().attention_part(args, block_table + item.row * table_width, local / item.parts, item.first_part + local % item.parts, item.first, item.last,
-                               item.position, states + offset[i] + local * n * stride, stride, work);
+      const auto i = static_cast<size_t>(std::upper_bound(first_piece.begin(), first_piece.end(), piece) - first_piece.begin() - 1);
+      const int64_t local = piece - first_piece[i];
+      compute(items[i], local / items[i].parts, local % items[i].parts, states + offset[i] + local * states_of(items[i]) * stride);
     }
   });
-  parallel_items(pairs, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t pair = begin; pair < end; ++pair) {
-      const size_t index = static_cast<size_t>(pair / heads);
-      const Item& item = items[index];
-      const int64_t head = pair % heads, n = (item.last - item.first) * group;
-      float* state = states + offset[index] + head * item.parts * n * stride;
-      for (int64_t i = 0; i < n; ++i) {
-        for (int64_t part = 1; part < item.parts; ++part) kernels().attention_fold(state + i * stride, state + (part * n + i) * stride, args.head_dim);
-        finish(item, head, i / group, i % group, state + i * stride);
-      }
+  parallel_items(count * cuts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const auto i = static_cast<size_t>(piece / cuts);
+      float* state = states + offset[i] + piece % cuts * items[i].parts * states_of(items[i]) * stride;
+      for (int64_t part = 1; part < items[i].parts; ++part) fold(items[i], state, state + part * states_of(items[i]) * stride);
+      finish(items[i], piece % cuts, state);
     }
   });
 }

@@ -61,9 +61,9 @@ struct KernelTable {
   // one row of a packed weight -> float32 [K]
   void (*unpack_row)(const uint8_t* weight, int64_t format, int64_t row, int64_t k, float* out);
   // Positions [part * kPart, ...) of one row's context for its tokens [first, last), whose positions start at `position` for `first`, and
-  // one key/value head. For token i and query head m of the group: state[(i * group + m) * state_stride]: D sums, maximum, denominator.
-  void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t kv_head, int64_t part, int64_t first, int64_t last, int64_t position,
-                         float* state, int64_t state_stride, float* scratch);
+  // key/value heads [first_head, last_head). state_stride apart, by head, token and query head of the group: D sums, maximum, denominator.
+  void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
+                         int64_t position, float* state, int64_t state_stride, float* scratch);
   // `into` takes up the state of the part that follows its own
   void (*attention_fold)(float* into, const float* next, int64_t head_dim);
   void (*attention_finish)(const float* state, int64_t head_dim, float* out);

@@ -220,9 +220,11 @@ struct Q6_K {  // of 256 values: scales 32; 8 times: low nibbles 256, high bit p
 
 // ---- loops
 
-// V vectors of rows times C activation rows, all of K; sums stay in registers.
+constexpr int64_t kFetchAhead = 4096;  // bytes; the processor's own prefetch stops at every page
+
+// V vectors of rows times C activation rows, all of K; sums stay in registers. The first tile of a group asks for the weights that follow.
 template <class Format, int V, int C>
-inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t first) {
+inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t first, bool fetch) {
   const int64_t blocks = a.columns / kBlock;
   const uint8_t* weight = a.weight + group * (a.columns / Format::kValues * Format::kBytes);
   const int8_t* x = a.x + first * a.columns;
@@ -231,6 +233,10 @@ inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t fir
   for (int v = 0; v < V; ++v)
     for (int c = 0; c < C; ++c) sum[v][c] = set1(0.0f);
   for (int64_t b = 0; b < blocks; ++b) {
+    if (fetch) {
+      constexpr int64_t bytes = Format::kBytes * kBlock / Format::kValues;
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(weight + b * bytes + kFetchAhead + i, 0, 2);
+    }
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
       const Format block(weight, b, lane + v * W);
@@ -266,12 +272,12 @@ constexpr int kColumns = 4;  // 8 registers hold weights, 4 sums
 #endif
 
 template <class Format, int C>
-inline void group_rows(const headrace::Linear& a, int64_t group, int64_t first) {
+inline void group_rows(const headrace::Linear& a, int64_t group, int64_t first, bool fetch) {
   constexpr int vectors = kGroupRows / W;
   if constexpr (C <= 2) {
-    tile<Format, vectors, C>(a, group, 0, first);
+    tile<Format, vectors, C>(a, group, 0, first, fetch);
   } else {
-    for (int v = 0; v < vectors; ++v) tile<Format, 1, C>(a, group, v * W, first);
+    for (int v = 0; v < vectors; ++v) tile<Format, 1, C>(a, group, v * W, first, fetch && v == 0);
   }
 }
 
@@ -279,17 +285,17 @@ template <class Format>
 void linear_of(const headrace::Linear& a, int64_t first_group, int64_t last_group, int64_t first, int64_t last) {
   for (int64_t group = first_group; group < last_group; ++group) {
     int64_t m = first;
-    for (; m + kColumns <= last; m += kColumns) group_rows<Format, kColumns>(a, group, m);
+    for (; m + kColumns <= last; m += kColumns) group_rows<Format, kColumns>(a, group, m, m == first);
     if constexpr (kColumns > 4) {
       if (m + 4 <= last) {
-        group_rows<Format, 4>(a, group, m);
+        group_rows<Format, 4>(a, group, m, m == first);
         m += 4;
       }
     }
     switch (last - m) {
-      case 3: group_rows<Format, 3>(a, group, m); break;
-      case 2: group_rows<Format, 2>(a, group, m); break;
-      case 1: group_rows<Format, 1>(a, group, m); break;
+      case 3: group_rows<Format, 3>(a, group, m, m == first); break;
+      case 2: group_rows<Format, 2>(a, group, m, m == first); break;
+      case 1: group_rows<Format, 1>(a, group, m, m == first); break;
     }
   }
 }

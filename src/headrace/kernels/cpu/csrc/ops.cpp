@@ -9,7 +9,7 @@ void use_kernels(int64_t address) { kernels_in_use = reinterpret_cast<const Kern
 
 STABLE_TORCH_LIBRARY(headrace_cpu, m) {
   m.def("use_kernels(int address) -> ()");
-  m.def("pack(Tensor raw, int format, int rows, int columns) -> Tensor");
+  m.def("pack_(Tensor(a!) packed, Tensor raw, int format, int rows, int columns) -> ()");
   m.def("linear(Tensor x, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
   m.def("norm_linear(Tensor x, Tensor norm_weight, float eps, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
   m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor packed, int format, Tensor? bias) -> ()");
@@ -30,7 +30,7 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CompositeExplicitAutograd, m) { m.impl("use_kernels", TORCH_BOX(&headrace::use_kernels)); }
 
 STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CPU, m) {
-  m.impl("pack", TORCH_BOX(&headrace::pack));
+  m.impl("pack_", TORCH_BOX(&headrace::pack_));
   m.impl("linear", TORCH_BOX(&headrace::linear));
   m.impl("norm_linear", TORCH_BOX(&headrace::norm_linear));
   m.impl("linear_add_", TORCH_BOX(&headrace::linear_add_));

@@ -16,7 +16,7 @@ struct FormatSize {
 
 // pack_ops.cpp
 FormatSize format_size(int64_t format);
-Tensor pack(const Tensor& raw, int64_t format, int64_t rows, int64_t columns);
+void pack_(const Tensor& packed, const Tensor& raw, int64_t format, int64_t rows, int64_t columns);
 Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype);
 
 // linear_ops.cpp

@@ -80,16 +80,18 @@ FormatSize format_size(int64_t format) {
   }
 }
 
-// raw: uint8, the blocks of [rows, columns] -> uint8 [groups, blocks, group bytes]; rows that are missing in the last group are zeros
-Tensor pack(const Tensor& raw, int64_t format, int64_t rows, int64_t columns) {
+// raw: uint8, the blocks of [rows, columns] -> out: uint8, as large as packed_bytes says; rows that are missing in the last group are zeros
+void pack_(const Tensor& packed, const Tensor& raw, int64_t format, int64_t rows, int64_t columns) {
   const FormatSize size = format_size(format);
   check_dense(raw, "raw");
   STD_TORCH_CHECK(rows > 0 && columns > 0 && columns % size.values == 0, "headrace_cpu: [", rows, ", ", columns, "] is no whole number of blocks of ",
                   size.values);
-  const int64_t blocks = columns / size.values, groups = (rows + kGroupRows - 1) / kGroupRows, sizes[3] = {groups, blocks, size.group_bytes};
+  const int64_t blocks = columns / size.values, groups = (rows + kGroupRows - 1) / kGroupRows;
   STD_TORCH_CHECK(raw.scalar_type() == ScalarType::Byte && raw.numel() == rows * blocks * size.bytes, "headrace_cpu: the blocks of a weight [", rows, ", ",
                   columns, "] take ", rows * blocks * size.bytes, " bytes, not ", raw.numel());
-  Tensor packed = new_tensor(sizes, 3, ScalarType::Byte);
+  check_dense(packed, "packed");
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == groups * blocks * size.group_bytes,
+                  "headrace_cpu: a packed weight [", rows, ", ", columns, "] takes ", groups * blocks * size.group_bytes, " bytes");
   const auto* in = static_cast<const uint8_t*>(raw.const_data_ptr());
   auto* out = static_cast<uint8_t*>(packed.mutable_data_ptr());
   parallel_items(groups, 4, [&](int64_t first, int64_t last) {
@@ -102,7 +104,6 @@ Tensor pack(const Tensor& raw, int64_t format, int64_t rows, int64_t columns) {
       }
     }
   });
-  return packed;
 }
 
 // rows of a packed table by id
