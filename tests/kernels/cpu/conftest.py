@@ -10,6 +10,8 @@ from headrace.kernels import cpu
 from headrace.kernels.cpu.build import INSTRUCTION_SETS, cpu_flags
 from headrace.models.gguf_blocks import FORMATS, dequantize
 
+FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+
 
 @pytest.fixture(params=[name for name, each in INSTRUCTION_SETS.items() if each.cpu_flags <= cpu_flags()])
 def isa(request):
@@ -32,6 +34,9 @@ def kernels():
 def random_blocks(type_number: int, rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     """uint8 blocks of any bits, with scales of ordinary size."""
     rng = np.random.default_rng(seed)
+    if type_number in FLOATS:
+        values = torch.randn(rows * columns, generator=torch.Generator().manual_seed(seed))
+        return values.to(FLOATS[type_number]).view(torch.uint8)
     block_format = FORMATS[type_number]
     count = rows * columns // block_format.block_size
     raw = rng.integers(0, 256, (count, block_format.block_bytes), dtype=np.uint8)

@@ -39,7 +39,10 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """x [.., columns] @ weight.T + bias -> [.., rows], in x's dtype. x is rounded to 8 bits in blocks of 32; sums are float32. bias: float32."""
+    """x [.., columns] @ weight.T + bias -> [.., rows], in x's dtype. bias: float32.
+
+    Against a weight in blocks x is rounded to 8 bits in blocks of 32; against one in floating point it is taken as float32.
+    """
     return torch.ops.headrace_cpu.linear(x.contiguous(), weight.data, weight.type_number, weight.rows, bias)
 
 

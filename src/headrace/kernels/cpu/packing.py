@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 # what a GGUF file writes -> its name
-FORMATS: dict[int, str] = {2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K"}
+FORMATS: dict[int, str] = {0: "F32", 1: "F16", 30: "BF16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K"}
 
 GROUP_ROWS = 16
 # values of a block, its bytes in the file, and the bytes of the same block of 16 packed rows
-BLOCK_SIZES: dict[int, tuple[int, int, int]] = {2: (32, 18, 288), 3: (32, 20, 320), 8: (32, 34, 544), 12: (256, 144, 2368), 14: (256, 210, 3360)}
+BLOCK_SIZES: dict[int, tuple[int, int, int]] = {
+    0: (1, 4, 64),
+    1: (1, 2, 32),
+    30: (1, 2, 32),
+    2: (32, 18, 288),
+    3: (32, 20, 320),
+    8: (32, 34, 544),
+    12: (256, 144, 2368),
+    14: (256, 210, 3360),
+}
 
 _HUGE_PAGE = 1 << 21
 _MADV_HUGEPAGE = 14

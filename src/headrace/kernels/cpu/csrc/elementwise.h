@@ -106,6 +106,12 @@ inline int nibble(const uint8_t* base, int64_t row, int i) {
 // In the floating point steps of the format's definition. Layouts: linear.h.
 void unpack_row(const uint8_t* weight, int64_t format, int64_t row, int64_t k, float* out) {
   const int64_t group = row / headrace::kGroupRows, r = row % headrace::kGroupRows;
+  if (format == headrace::kF32 || format == headrace::kF16 || format == headrace::kBF16) {
+    const int64_t size = format == headrace::kF32 ? 4 : 2;
+    const headrace::Dtype dtype = format == headrace::kF32 ? headrace::kFloat32 : format == headrace::kF16 ? headrace::kFloat16 : headrace::kBFloat16;
+    for (int64_t i = 0; i < k; ++i) to_float(weight + ((group * k + i) * headrace::kGroupRows + r) * size, dtype, 1, out + i);
+    return;
+  }
   for (int64_t b = 0; b < k / 32; ++b, out += 32) {
     if (format == headrace::kQ4_0 || format == headrace::kQ4_1) {
       const int64_t bytes = format == headrace::kQ4_0 ? 288 : 320;

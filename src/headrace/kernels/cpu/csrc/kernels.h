@@ -12,7 +12,7 @@ namespace headrace {
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 // The numbers that GGUF files write.
-enum Format : int64_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
+enum Format : int64_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
 
 constexpr int64_t kGroupRows = 16;  // output rows that lie interleaved in a packed weight
 constexpr int64_t kBlock = 32;      // values of an activation that share a scale
@@ -30,7 +30,8 @@ struct Linear {
   int64_t format;
   int64_t rows;           // N
   int64_t columns;        // K, a multiple of the format's block
-  const int8_t* x;        // [M, K] quantised
+  const float* floats;    // [M, K], for weights in floating point
+  const int8_t* x;        // [M, K] quantised, for the others
   const BlockInfo* info;  // [M, K / 32]
   const float* bias;      // [N] or null
   float* out;             // [M, out_stride]

@@ -22,12 +22,15 @@ Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t col
 void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out) {
   static thread_local Scratch q_scratch, info_scratch;
   const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
-  int8_t* q = q_scratch.get<int8_t>(m * k);
-  BlockInfo* info = info_scratch.get<BlockInfo>(m * blocks);
-  const int64_t rows_a_piece = 16384 / k + 1;
-  parallel_items(m, rows_a_piece,
-                 [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
-  const Linear args{weight.data, weight.format, weight.rows, k, q, info, bias, out, weight.rows, accumulate};
+  const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
+  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
+  BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
+  if (!floats) {
+    parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
+      kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks);
+    });
+  }
+  const Linear args{weight.data, weight.format, weight.rows, k, x, q, info, bias, out, weight.rows, accumulate};
   const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, pieces = torch::stable::get_num_threads() * 8;
   const int64_t groups_a_piece = groups / pieces > 1 ? groups / pieces : 1;
   const int64_t pieces_a_chunk = (groups + groups_a_piece - 1) / groups_a_piece;

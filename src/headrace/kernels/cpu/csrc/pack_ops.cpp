@@ -49,6 +49,9 @@ void pack_q6_k(const uint8_t* in, int64_t r, uint8_t* out) {
 // One block of row r of a group.
 void pack_block(int64_t format, const uint8_t* in, int64_t r, uint8_t* out) {
   switch (format) {
+    case kF32: std::memcpy(out + 4 * r, in, 4); break;
+    case kF16:
+    case kBF16: put_half(out, r, in); break;
     case kQ4_0:
       put_half(out + 256, r, in);
       for (int j = 0; j < 4; ++j) std::memcpy(out + 64 * j + 4 * r, in + 2 + 4 * j, 4);  // byte i holds values i and i + 16 already
@@ -71,6 +74,9 @@ void pack_block(int64_t format, const uint8_t* in, int64_t r, uint8_t* out) {
 
 FormatSize format_size(int64_t format) {
   switch (format) {
+    case kF32: return {1, 4, 64};
+    case kF16:
+    case kBF16: return {1, 2, 32};
     case kQ4_0: return {32, 18, 288};
     case kQ4_1: return {32, 20, 320};
     case kQ8_0: return {32, 34, 544};
