@@ -127,12 +127,13 @@ inline void tile_heads(const Attention& a, const float* q, const float* const* k
 }
 
 inline void floats_of(const void* x, headrace::Dtype dtype, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i += W) store(out + i, dtype == headrace::kBFloat16 ? load_bfloat((const uint16_t*)x + i) : load_half((const uint16_t*)x + i));
+  for (int64_t i = 0; i < n; i += W)
+    store(out + i, dtype == headrace::kBFloat16 ? load_bfloat((const uint16_t*)x + i) : load_half((const uint16_t*)x + i));
 }
 
 // The tokens of one key/value head over one tile: positions [tile, tile + filled), of which those under `below` are seen by none.
-inline void tile_tokens(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t tile, int below, int filled, int64_t first, int64_t tokens,
-                        int64_t position, float* state, int64_t state_stride, float* scratch) {
+inline void tile_tokens(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t tile, int below, int filled, int64_t first,
+                        int64_t tokens, int64_t position, float* state, int64_t state_stride, float* scratch) {
   const int64_t group = a.num_heads / a.num_kv_heads, head_dim = a.head_dim;
   const float *keys[kTile], *values[kTile];
   int64_t block = (tile + below) / a.block_size, offset = (tile + below) % a.block_size;
@@ -199,10 +200,11 @@ void attention_part(const Attention& a, const int32_t* blocks, int64_t first_hea
   for (int64_t tile = start > lowest / kTile * kTile ? start : lowest / kTile * kTile; tile < stop; tile += kTile) {
     const int filled = (int)(stop - tile < kTile ? stop - tile : kTile);
     const int below = lowest > tile ? (int)(lowest - tile) : 0;  // positions under every token's window may be gone
-    if (tokens <= 4) fetch_ahead(a, blocks, first_head, last_head, tile == start ? tile : tile + kTile, tile + 2 * kTile < stop ? tile + 2 * kTile : stop);
+    if (tokens <= 4)
+      fetch_ahead(a, blocks, first_head, last_head, tile == start ? tile : tile + kTile, tile + 2 * kTile < stop ? tile + 2 * kTile : stop);
     for (int64_t head = first_head; head < last_head; ++head)
-      tile_tokens(a, blocks, head, tile, below, filled, first, tokens, position, state + (head - first_head) * states_a_head * state_stride, state_stride,
-                  scratch);
+      tile_tokens(a, blocks, head, tile, below, filled, first, tokens, position, state + (head - first_head) * states_a_head * state_stride,
+                  state_stride, scratch);
   }
 }
 

@@ -1,8 +1,8 @@
 // Paged attention, rotation and KV write.
-#include "ops.h"
-
 #include <algorithm>
 #include <vector>
+
+#include "ops.h"
 
 namespace headrace {
 namespace {
@@ -50,8 +50,8 @@ std::vector<Item> items_of(const int32_t* query_start, const int32_t* context_le
 }  // namespace
 
 // q and out: float32 [T, H, D]
-void attend(const Attention& args, const int32_t* query_start, const int32_t* context_len, int64_t rows, const int32_t* block_table, int64_t table_width,
-            float* out) {
+void attend(const Attention& args, const int32_t* query_start, const int32_t* context_len, int64_t rows, const int32_t* block_table,
+            int64_t table_width, float* out) {
   const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + 2, threads = torch::stable::get_num_threads();
   const std::vector<Item> items = items_of(query_start, context_len, rows, args.window);
   const auto count = static_cast<int64_t>(items.size());
@@ -60,8 +60,8 @@ void attend(const Attention& args, const int32_t* query_start, const int32_t* co
   const auto states_of = [&](const Item& item) { return heads * (item.last - item.first) * group; };
   const auto compute = [&](const Item& item, int64_t cut, int64_t part, float* state) {
     static thread_local Scratch scratch;
-    kernels().attention_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first, item.last,
-                             item.position, state, stride, scratch.get<float>(kScratchRows * args.head_dim));
+    kernels().attention_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first,
+                             item.last, item.position, state, stride, scratch.get<float>(kScratchRows * args.head_dim));
   };
   const auto fold = [&](const Item& item, float* into, const float* next) {
     for (int64_t i = 0; i < states_of(item); ++i) kernels().attention_fold(into + i * stride, next + i * stride, args.head_dim);
@@ -116,13 +116,23 @@ void attend(const Attention& args, const int32_t* query_start, const int32_t* co
   });
 }
 
-Attention attention_args(const float* q, int64_t num_heads, const Tensor& k_cache, const Tensor& v_cache, double scale, int64_t window, double softcap) {
+Attention attention_args(const float* q, int64_t num_heads, const Tensor& k_cache, const Tensor& v_cache, double scale, int64_t window,
+                         double softcap) {
   check_caches(k_cache, v_cache);
   const int64_t head_dim = k_cache.size(3), kv_heads = k_cache.size(2);
   STD_TORCH_CHECK(num_heads % kv_heads == 0, "headrace_cpu: ", num_heads, " query heads can't share ", kv_heads, " key/value heads");
   STD_TORCH_CHECK(head_dim % 16 == 0 && head_dim > 0, "headrace_cpu: the head size must be a multiple of 16, not ", head_dim);
-  return {q,        k_cache.const_data_ptr(),   v_cache.const_data_ptr(), dtype_of(k_cache, "k_cache"), k_cache.size(1), num_heads, kv_heads,
-          head_dim, static_cast<float>(scale), window,                   static_cast<float>(softcap)};
+  return {q,
+          k_cache.const_data_ptr(),
+          v_cache.const_data_ptr(),
+          dtype_of(k_cache, "k_cache"),
+          k_cache.size(1),
+          num_heads,
+          kv_heads,
+          head_dim,
+          static_cast<float>(scale),
+          window,
+          static_cast<float>(softcap)};
 }
 
 // Every position below a row's context length must be in the caches. window, softcap: 0 for none.
@@ -148,8 +158,8 @@ void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t 
   STD_TORCH_CHECK(query_start[0] == 0 && query_start[rows] == tokens, "headrace_cpu: query_start must go from 0 to the number of tokens, ", tokens);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t n = query_start[row + 1] - query_start[row];
-    STD_TORCH_CHECK(0 <= n && n <= context_len[row] && context_len[row] <= most_context, "headrace_cpu: row ", row, " has ", n, " tokens and a context of ",
-                    context_len[row], ", and its block table holds ", most_context);
+    STD_TORCH_CHECK(0 <= n && n <= context_len[row] && context_len[row] <= most_context, "headrace_cpu: row ", row, " has ", n,
+                    " tokens and a context of ", context_len[row], ", and its block table holds ", most_context);
   }
 }
 
@@ -201,8 +211,8 @@ Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, co
   const int64_t* places = checked_slots(slots, tokens, k_cache.size(0) * k_cache.size(1));
   Tensor q = new_tensor(sizes, 3, qkv.scalar_type());
   const FloatOut to(q, "qkv", out);
-  rotate_and_store(as_floats(qkv, "qkv", in), tokens, heads, as_floats(cos, "cos", cos_in), as_floats(sin, "sin", sin_in), rotary, k_cache, v_cache, places,
-                   to.data);
+  rotate_and_store(as_floats(qkv, "qkv", in), tokens, heads, as_floats(cos, "cos", cos_in), as_floats(sin, "sin", sin_in), rotary, k_cache, v_cache,
+                   places, to.data);
   to.store();
   return q;
 }
@@ -210,8 +220,8 @@ Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, co
 // residual += output(attention(rms_norm(residual))): one call for the first half of a decoder layer.
 void attention_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& qkv, int64_t qkv_format, const Tensor& output,
                     int64_t output_format, int64_t num_heads, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,
-                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale, int64_t window,
-                    double softcap) {
+                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale,
+                    int64_t window, double softcap) {
   static thread_local Scratch in, norm, wide, turned, cos_in, sin_in, attended;
   const int64_t k = last_size(residual), tokens = residual.numel() / k, rows = context_len.numel();
   check_dense(residual, "residual");

@@ -8,7 +8,17 @@
 #define HEADRACE_TEXT(a) HEADRACE_TEXT_(a)
 
 extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* headrace_kernels() {
-  static const headrace::KernelTable table = {HEADRACE_TEXT(HEADRACE_ISA), quantize, linear,   unpack_row, attention_part, attention_fold,
-                                              attention_finish,            rms_norm, silu_mul, rotate,     to_float,       from_float};
+  static const headrace::KernelTable table = {HEADRACE_TEXT(HEADRACE_ISA),
+                                              quantize,
+                                              linear,
+                                              unpack_row,
+                                              attention_part,
+                                              attention_fold,
+                                              attention_finish,
+                                              rms_norm,
+                                              silu_mul,
+                                              rotate,
+                                              to_float,
+                                              from_float};
   return &table;
 }

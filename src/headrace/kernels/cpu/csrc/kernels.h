@@ -20,9 +20,9 @@ constexpr int64_t kBlock = 32;      // values of an activation that share a scal
 // Of 32 quantised values q of one activation row: x ~ q * scale.
 struct BlockInfo {
   float scale;
-  float scaled_sum;     // scale * sum(q)
-  int32_t sum;          // sum(q)
-  int16_t half_sums[2]; // sum(q[0:16]), sum(q[16:32])
+  float scaled_sum;      // scale * sum(q)
+  int32_t sum;           // sum(q)
+  int16_t half_sums[2];  // sum(q[0:16]), sum(q[16:32])
 };
 
 struct Linear {
@@ -36,21 +36,21 @@ struct Linear {
   const float* bias;      // [N] or null
   float* out;             // [M, out_stride]
   int64_t out_stride;
-  bool accumulate;        // out += instead of out =
+  bool accumulate;  // out += instead of out =
 };
 
-constexpr int64_t kPart = 512;     // positions whose softmax is merged as one; parts start at multiples of it
+constexpr int64_t kPart = 512;         // positions whose softmax is merged as one; parts start at multiples of it
 constexpr int64_t kScratchRows = 128;  // of head_dim floats that attention_part needs as scratch
 
 struct Attention {
-  const float* q;        // [T, H, D]
-  const void* k_cache;   // [blocks, block_size, KH, D]
+  const float* q;       // [T, H, D]
+  const void* k_cache;  // [blocks, block_size, KH, D]
   const void* v_cache;
   Dtype cache_dtype;
   int64_t block_size, num_heads, num_kv_heads, head_dim;
   float scale;
-  int64_t window;        // positions a token sees, its own included; 0: all
-  float softcap;         // 0: none
+  int64_t window;  // positions a token sees, its own included; 0: all
+  float softcap;   // 0: none
 };
 
 struct KernelTable {
@@ -63,8 +63,8 @@ struct KernelTable {
   void (*unpack_row)(const uint8_t* weight, int64_t format, int64_t row, int64_t k, float* out);
   // Positions [part * kPart, ...) of one row's context for its tokens [first, last), whose positions start at `position` for `first`, and
   // key/value heads [first_head, last_head). state_stride apart, by head, token and query head of the group: D sums, maximum, denominator.
-  void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
-                         int64_t position, float* state, int64_t state_stride, float* scratch);
+  void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
+                         int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
   // `into` takes up the state of the part that follows its own
   void (*attention_fold)(float* into, const float* next, int64_t head_dim);
   void (*attention_finish)(const float* state, int64_t head_dim, float* out);

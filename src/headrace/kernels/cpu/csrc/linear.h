@@ -169,9 +169,7 @@ struct Q8_0 {  // bytes 512, scales 32: value * scale
     for (int j = 0; j < 8; ++j) w[j] = prepare_signed(load_bytes(base + 64 * j + 4 * lane));
     scale = load_scales(base + 512, lane);
   }
-  inline F add(F sum, const int8_t* x, const BlockInfo& info) const {
-    return fma(to_f(dot_signed(w, x, info.sum)), scale * set1(info.scale), sum);
-  }
+  inline F add(F sum, const int8_t* x, const BlockInfo& info) const { return fma(to_f(dot_signed(w, x, info.sum)), scale * set1(info.scale), sum); }
 };
 
 struct Q4_K {  // of 256 values: scales 32, minima 32; 8 times: nibbles 256, scale factors 16, minimum factors 16

@@ -26,9 +26,8 @@ void multiply(const Weight& weight, const float* x, int64_t m, const float* bias
   int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
   BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
   if (!floats) {
-    parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
-      kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks);
-    });
+    parallel_items(m, 16384 / k + 1,
+                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
   }
   const Linear args{weight.data, weight.format, weight.rows, k, x, q, info, bias, out, weight.rows, accumulate};
   const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, pieces = torch::stable::get_num_threads() * 8;
@@ -37,7 +36,8 @@ void multiply(const Weight& weight, const float* x, int64_t m, const float* bias
   parallel_items(chunks * pieces_a_chunk, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t row = i / pieces_a_chunk * kRowsAtOnce, group = i % pieces_a_chunk * groups_a_piece;
-      kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row, row + kRowsAtOnce < m ? row + kRowsAtOnce : m);
+      kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row,
+                       row + kRowsAtOnce < m ? row + kRowsAtOnce : m);
     }
   });
 }

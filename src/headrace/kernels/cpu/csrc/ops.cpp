@@ -13,16 +13,20 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
   m.def("linear(Tensor x, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
   m.def("norm_linear(Tensor x, Tensor norm_weight, float eps, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
   m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor packed, int format, Tensor? bias) -> ()");
-  m.def("mlp_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor gate_up, int gate_up_format, Tensor down, int down_format, int inner) -> ()");
+  m.def(
+      "mlp_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor gate_up, int gate_up_format, Tensor down, int down_format, int inner) -> "
+      "()");
   m.def("embedding(Tensor ids, Tensor packed, int format, int rows, int columns, int dtype) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("silu_mul(Tensor x) -> Tensor");
   m.def(
-      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start, Tensor context_len, Tensor block_table, float scale, int window, "
+      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start, Tensor context_len, Tensor block_table, float scale, int "
+      "window, "
       "float softcap) -> Tensor");
   m.def("rope_write_kv(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> Tensor");
   m.def(
-      "attention_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor qkv, int qkv_format, Tensor output, int output_format, int num_heads, "
+      "attention_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor qkv, int qkv_format, Tensor output, int output_format, int "
+      "num_heads, "
       "Tensor cos, Tensor sin, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor slots, Tensor query_start, Tensor context_len, Tensor block_table, "
       "float scale, int window, float softcap) -> ()");
 }

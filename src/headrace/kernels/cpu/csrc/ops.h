@@ -40,7 +40,7 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
 Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots);
 void attention_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& qkv, int64_t qkv_format, const Tensor& output,
                     int64_t output_format, int64_t num_heads, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,
-                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale, int64_t window,
-                    double softcap);
+                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale,
+                    int64_t window, double softcap);
 
 }  // namespace headrace

@@ -1,7 +1,7 @@
 // GGUF blocks into the kernels' layout (linear.h) and single rows of it back to floats. Packing moves bits and changes no value.
-#include "ops.h"
-
 #include <cstring>
+
+#include "ops.h"
 
 namespace headrace {
 namespace {
@@ -93,11 +93,11 @@ void pack_(const Tensor& packed, const Tensor& raw, int64_t format, int64_t rows
   STD_TORCH_CHECK(rows > 0 && columns > 0 && columns % size.values == 0, "headrace_cpu: [", rows, ", ", columns, "] is no whole number of blocks of ",
                   size.values);
   const int64_t blocks = columns / size.values, groups = (rows + kGroupRows - 1) / kGroupRows;
-  STD_TORCH_CHECK(raw.scalar_type() == ScalarType::Byte && raw.numel() == rows * blocks * size.bytes, "headrace_cpu: the blocks of a weight [", rows, ", ",
-                  columns, "] take ", rows * blocks * size.bytes, " bytes, not ", raw.numel());
+  STD_TORCH_CHECK(raw.scalar_type() == ScalarType::Byte && raw.numel() == rows * blocks * size.bytes, "headrace_cpu: the blocks of a weight [", rows,
+                  ", ", columns, "] take ", rows * blocks * size.bytes, " bytes, not ", raw.numel());
   check_dense(packed, "packed");
-  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == groups * blocks * size.group_bytes,
-                  "headrace_cpu: a packed weight [", rows, ", ", columns, "] takes ", groups * blocks * size.group_bytes, " bytes");
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == groups * blocks * size.group_bytes, "headrace_cpu: a packed weight [",
+                  rows, ", ", columns, "] takes ", groups * blocks * size.group_bytes, " bytes");
   const auto* in = static_cast<const uint8_t*>(raw.const_data_ptr());
   auto* out = static_cast<uint8_t*>(packed.mutable_data_ptr());
   parallel_items(groups, 4, [&](int64_t first, int64_t last) {

@@ -39,8 +39,14 @@ inline B load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 inline B byte_and(B a, B b) { return _mm512_and_si512(a, b); }
 inline B byte_or(B a, B b) { return _mm512_or_si512(a, b); }
 inline B byte_set1(int x) { return _mm512_set1_epi8((char)x); }
-template <int N> inline B shift_right(B a) { return _mm512_srli_epi16(a, N); }
-template <int N> inline B shift_left(B a) { return _mm512_slli_epi16(a, N); }
+template <int N>
+inline B shift_right(B a) {
+  return _mm512_srli_epi16(a, N);
+}
+template <int N>
+inline B shift_left(B a) {
+  return _mm512_slli_epi16(a, N);
+}
 inline I int_set1(int x) { return _mm512_set1_epi32(x); }
 inline I int_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
@@ -60,9 +66,7 @@ inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F vmax(F a, F b) { return _mm256_max_ps(a, b); }
 inline F vmin(F a, F b) { return _mm256_min_ps(a, b); }
 inline F vround(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline F power_of_two(F n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
-}
+inline F power_of_two(F n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)); }
 inline F zero_where_less(F p, F x, float bound) { return _mm256_and_ps(_mm256_cmp_ps(x, set1(bound), _CMP_NLT_UQ), p); }
 inline F to_f(I x) { return _mm256_cvtepi32_ps(x); }
 inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
@@ -75,8 +79,14 @@ inline B load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p
 inline B byte_and(B a, B b) { return _mm256_and_si256(a, b); }
 inline B byte_or(B a, B b) { return _mm256_or_si256(a, b); }
 inline B byte_set1(int x) { return _mm256_set1_epi8((char)x); }
-template <int N> inline B shift_right(B a) { return _mm256_srli_epi16(a, N); }
-template <int N> inline B shift_left(B a) { return _mm256_slli_epi16(a, N); }
+template <int N>
+inline B shift_right(B a) {
+  return _mm256_srli_epi16(a, N);
+}
+template <int N>
+inline B shift_left(B a) {
+  return _mm256_slli_epi16(a, N);
+}
 inline I int_set1(int x) { return _mm256_set1_epi32(x); }
 inline I int_sub(I a, I b) { return _mm256_sub_epi32(a, b); }
 inline I int_add(I a, I b) { return _mm256_add_epi32(a, b); }
@@ -89,11 +99,15 @@ typedef float F __attribute__((vector_size(32)));
 typedef uint8_t B __attribute__((vector_size(32)));
 typedef int32_t I __attribute__((vector_size(32)));
 constexpr int W = 8;
-#define HEADRACE_EACH(expression) \
-  F r;                            \
+#define HEADRACE_EACH(expression)                  \
+  F r;                                             \
   for (int i = 0; i < W; ++i) r[i] = (expression); \
   return r
-inline F load(const float* p) { F r; memcpy(&r, p, sizeof r); return r; }
+inline F load(const float* p) {
+  F r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
 inline void store(float* p, F x) { memcpy(p, &x, sizeof x); }
 inline F set1(float x) { HEADRACE_EACH(x); }
 #ifdef __FP_FAST_FMAF
@@ -123,8 +137,8 @@ inline uint16_t float_to_half(float x) {
   memcpy(&bits, &x, 4);
   const uint16_t sign = (uint16_t)((bits >> 16) & 0x8000);
   bits &= 0x7fffffff;
-  if (bits > 0x7f800000u) return sign | 0x7e00;  // not a number
-  if (bits >= 0x477ff000u) return sign | 0x7c00; // rounds to infinity
+  if (bits > 0x7f800000u) return sign | 0x7e00;   // not a number
+  if (bits >= 0x477ff000u) return sign | 0x7c00;  // rounds to infinity
   float magnitude;
   memcpy(&magnitude, &bits, 4);
   if (bits < 0x38800000u) return sign | (uint16_t)nearbyintf(magnitude * 16777216.0f);  // subnormal: steps of 2 ** -24
@@ -132,7 +146,9 @@ inline uint16_t float_to_half(float x) {
   return sign | (uint16_t)((bits - 0x38000000u) >> 13);
 }
 inline F load_half(const uint16_t* p) { HEADRACE_EACH(half_to_float(p[i])); }
-inline void store_half(uint16_t* p, F x) { for (int i = 0; i < W; ++i) p[i] = float_to_half(x[i]); }
+inline void store_half(uint16_t* p, F x) {
+  for (int i = 0; i < W; ++i) p[i] = float_to_half(x[i]);
+}
 inline F load_bfloat(const uint16_t* p) {
   uint32_t bits[W];
   for (int i = 0; i < W; ++i) bits[i] = (uint32_t)p[i] << 16;
@@ -141,17 +157,31 @@ inline F load_bfloat(const uint16_t* p) {
   return r;
 }
 inline F load_u8(const uint8_t* p) { HEADRACE_EACH((float)p[i]); }
-inline B load_bytes(const void* p) { B r; memcpy(&r, p, sizeof r); return r; }
+inline B load_bytes(const void* p) {
+  B r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
 inline B byte_and(B a, B b) { return a & b; }
 inline B byte_or(B a, B b) { return a | b; }
 inline B byte_set1(int x) { return B{} + (uint8_t)x; }
-template <int N> inline B shift_right(B a) { return a >> N; }
-template <int N> inline B shift_left(B a) { return a << N; }
+template <int N>
+inline B shift_right(B a) {
+  return a >> N;
+}
+template <int N>
+inline B shift_left(B a) {
+  return a << N;
+}
 inline I int_set1(int x) { return I{} + x; }
 inline I int_sub(I a, I b) { return a - b; }
 inline I int_add(I a, I b) { return a + b; }
 inline I int_mul(I a, I b) { return a * b; }
-inline I load_s8(const int8_t* p) { I r; for (int i = 0; i < W; ++i) r[i] = p[i]; return r; }
+inline I load_s8(const int8_t* p) {
+  I r;
+  for (int i = 0; i < W; ++i) r[i] = p[i];
+  return r;
+}
 
 #endif
 
