@@ -9,6 +9,7 @@ Prints a line per case and the stream's largest gap; exit code 1 if a case was n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import sys
@@ -26,10 +27,8 @@ def post(url: str, path: str, body: bytes) -> tuple[int, float, bytes]:
     """(status, seconds, start of the answer). A server that answers and closes before it read everything is an answer."""
     connection = connect(url)
     started = time.monotonic()
-    try:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.request("POST", path, body, {"Content-Type": "application/json"})
-    except (BrokenPipeError, ConnectionResetError):
-        pass
     response = connection.getresponse()
     data = response.read()[:200]
     connection.close()

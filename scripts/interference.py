@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import random
 import statistics
@@ -74,7 +75,7 @@ def measure(url: str, model: str, prompt_tokens: int, before_s: float, vocab: in
     stop.set()
     thread.join()
     before, during = [], []
-    for earlier, later in zip(times, times[1:], strict=False):
+    for earlier, later in itertools.pairwise(times):
         if earlier < 0 or later < 0:
             continue  # a new stream begins
         if window[0] - before_s + 1 < earlier and later < window[0]:

@@ -26,7 +26,7 @@ LOCKS = {"core": ["requirements.lock"], "test": ["requirements.lock", "requireme
 TORCH_PREFIX = "torch=="
 
 REFUSAL = """\
-This machine has no NVIDIA GPU, and the only torch that pip finds here is a CUDA build (it would bring {count} nvidia packages, several GB).
+This machine has no NVIDIA GPU, and the only torch that pip finds here is a CUDA build (it would bring {count} packages for CUDA, several GB).
 Do one of these and start again:
   HEADRACE_TORCH_INDEX=URL {command}    URL of a package index with CPU builds of torch (PyTorch's install page names it)
   PIP_FIND_LINKS=FOLDER {command}       a folder with a CPU wheel of torch {version}
@@ -149,12 +149,16 @@ def has_nvidia_gpu() -> bool:
 
 
 def nvidia_packages(version: str) -> list[str]:
-    """What the plain build of torch would bring for CUDA, from metadata: nothing is downloaded where the index has it apart."""
+    """What the plain build of torch would bring for CUDA, by its metadata; none of it is downloaded."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
-        pip("install", "--dry-run", "--only-binary=:all:", "--report", report.name, f"torch=={version}", quiet=True)
+        pip("install", "--dry-run", "--no-deps", "--only-binary=:all:", "--report", report.name, f"torch=={version}", quiet=True)
         plan = json.load(report)["install"]
-    names = [str(item["metadata"]["name"]) for item in plan]
-    return [name for name in names if name.lower().startswith(("nvidia", "cuda", "triton"))]
+    needs = [need for item in plan for need in item["metadata"].get("requires_dist", [])]
+    # which of them are for this machine is told by their markers, and reading those takes a library that is installed by now
+    code = "import json, sys; from packaging.requirements import Requirement as R; needs = map(R, json.load(sys.stdin))\n"
+    code += "print(*(need.name for need in needs if not need.marker or need.marker.evaluate({'extra': ''})))"
+    names = subprocess.run([python(), "-c", code], input=json.dumps(needs), capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if name.lower().startswith(("nvidia", "cuda"))]
 
 
 def python() -> str:

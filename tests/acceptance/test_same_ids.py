@@ -6,7 +6,6 @@ logits put the two within 1e-4 of each other, and it is printed.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,10 @@ import torch
 
 from headrace import LLM, SamplingParams
 from headrace.engine.llm import RequestOutput
+from headrace.models.loader import find_gguf
+from headrace.models.store import resolve_model
+from headrace.text.tokenizer import Tokenizer
+from tests.models.real_reference import transformers_model
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,25 +49,16 @@ FILLER = "The committee met on a grey morning and went through the list of repai
 
 @pytest.fixture(scope="module")
 def model_path() -> Path:
-    from headrace.models.store import resolve_model
-
-    return resolve_model(None)
+    return find_gguf(resolve_model(None, progress=False))
 
 
 @pytest.fixture(scope="module")
 def reference(model_path: Path):  # type: ignore[no-untyped-def]
-    """transformers' own model from the same file, dequantised to fp32 by transformers."""
-    from transformers import AutoModelForCausalLM
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its, not ours
-        return AutoModelForCausalLM.from_pretrained(str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32).eval()
+    return transformers_model(model_path)
 
 
 @pytest.fixture(scope="module")
 def prompts(model_path: Path) -> list[list[int]]:
-    from headrace.text.tokenizer import Tokenizer
-
     tokenizer = Tokenizer.load(model_path)
     texts = [FILLER * (i % 4) + prompt for i, prompt in enumerate(PROMPTS)]  # lengths from 5 to about 80
     return [tokenizer.encode(text) for text in texts]
@@ -75,14 +69,17 @@ def expected(reference, prompts: list[list[int]]) -> list[list[int]]:  # type: i
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            out = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+        with torch.inference_mode():
+            out = reference.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
         answers.append(out[0, len(prompt) :].tolist())
     return answers
 
 
-def run(model_path: Path, prompts: list[list[int]], *, at_once: int, rounds: int = 1, **config: object) -> tuple[list[list[int]], list[RequestOutput]]:
+def run(
+    model_path: Path, prompts: list[list[int]], *, at_once: int, rounds: int = 1, **config: object
+) -> tuple[list[list[int]], list[RequestOutput]]:
     """Ids of the last round, `at_once` requests in flight, from an engine of its own."""
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     options: dict[str, object] = {"dtype": "float32", "quantization": "none", "max_model_len": 1024, "max_num_seqs": 16, "kv_memory": 256 << 20}

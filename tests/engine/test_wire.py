@@ -5,12 +5,13 @@ import struct
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.config import EngineConfig, EngineInfo
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenLogprobs, TokenOutput
 from headrace.engine import wire
 from headrace.sampling_params import SamplingParams
-from hypothesis import given
-from hypothesis import strategies as st
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 TOKEN = st.integers(0, 2**31)
@@ -65,9 +66,13 @@ OUTPUTS = st.builds(
     error_message=st.none() | TEXT,
     num_preemptions=COUNT,
 )
-STATS = st.builds(SchedulerStats, **{name: COUNT for name in SchedulerStats.__slots__})
+STATS = st.builds(SchedulerStats, **dict.fromkeys(SchedulerStats.__slots__, COUNT))
 CONFIGS = st.builds(
-    EngineConfig, model=TEXT, kv_memory=st.none() | COUNT, target_itl_ms=st.none() | st.floats(1, 100), preemption_mode=st.sampled_from(["auto", "swap"])
+    EngineConfig,
+    model=TEXT,
+    kv_memory=st.none() | COUNT,
+    target_itl_ms=st.none() | st.floats(1, 100),
+    preemption_mode=st.sampled_from(["auto", "swap"]),
 )
 INFOS = st.builds(
     EngineInfo,
@@ -102,7 +107,7 @@ def test_messages_to_the_engine(message):
 
 
 @given(
-    st.builds(wire.Started, INFOS)
+    st.builds(wire.Started, INFOS, STATS)
     | st.builds(wire.Failed, TEXT, TEXT, st.integers(0, 255))
     | st.builds(wire.Outputs, st.lists(OUTPUTS, max_size=4).map(tuple), st.none() | st.integers(1, 100))
     | st.builds(wire.Heartbeat, STATS, st.none() | NUMBER, COUNT, NUMBER)

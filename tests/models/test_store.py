@@ -269,7 +269,7 @@ except ModelLoadError as error:
 def test_hub_names(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     server.asked = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         mirror = f"http://127.0.0.1:{server.server_port}"

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from headrace.core.messages import SlotStart
 from headrace.runner.draws import TokenNoise, request_key, unseeded_key
-from headrace.runner.sampler import NON_FINITE, NOTHING_LEFT, Sampled, Sampler
+from headrace.runner.filters import keep
+from headrace.runner.interface import NON_FINITE
+from headrace.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from headrace.runner.sampling_table import SamplingTable
 from headrace.runner.token_history import TokenHistory
 from headrace.sampling_params import SamplingParams
+from tests.runner.naive_sampler import kept as kept_by_sort
 from tests.runner.naive_sampler import naive_noise, naive_sample
 
 CPU = torch.device("cpu")
@@ -76,7 +79,7 @@ row_strategy = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rows=st.lists(row_strategy, min_size=1, max_size=SLOTS))
 def test_every_option_as_in_the_naive_sampler(rows: list[Any]) -> None:
     bench = Bench()
@@ -253,3 +256,32 @@ def test_a_token_beyond_the_vocabulary_is_named(field: dict[str, Any]) -> None:
     reason = SamplingTable(1).start(start, key=0, vocab_size=VOCAB)
     assert reason is not None
     assert "vocabulary has 40" in reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([1e-3, 0.3, 1.0, 4.0, 30.0]),
+    decimals=st.sampled_from([0, 1, 6]),
+    top_p=st.sampled_from([0.3, 0.9, 0.999]),
+    top_k=st.sampled_from([0, 3, 200, 500]),
+    min_p=st.sampled_from([0.0, 0.05]),
+)
+def test_filters_keep_what_a_full_sort_keeps(seed: int, spread: float, decimals: int, top_p: float, top_k: int, min_p: float) -> None:
+    """Steep and flat distributions, with many equal logits and without, of more tokens than are looked at first."""
+    vocab_size = 900
+    logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+    x = (logits * 10**decimals).round() / 10**decimals
+    if seed % 3 == 0:
+        x[0, 1::7] = -math.inf
+    x -= x.max()
+    params = SamplingParams(temperature=1.0, top_p=top_p, top_k=top_k, min_p=min_p)
+    wanted, margin = kept_by_sort(x[0].tolist(), params)
+    assume(margin > 1e-5)
+    got = keep(x, top_k_R=torch.tensor([top_k]), top_p_R=torch.tensor([top_p]), min_p_R=torch.tensor([min_p]))
+    stay = set(torch.nonzero((x[0] >= got.floor_R1[0]) & (x[0] > -math.inf)).flatten().tolist())
+    assert stay == wanted
+    if bool(got.fits_R[0]):
+        assert set(got.ids_RK[0][got.values_RK[0] > -math.inf].tolist()) == wanted
+    else:
+        assert len(wanted) > 128

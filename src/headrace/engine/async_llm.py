@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields
 from pathlib import Path
@@ -74,7 +74,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None, *, priority: int = 0
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the request's output each time it has grown (the same object), the last time with `finished`.
 
         Raises `RequestError`. Leaving the iterator early aborts the request.
@@ -86,7 +86,7 @@ class AsyncLLM:
 
     async def generate_parsed(
         self, prompt: ParsedPrompt, sampling_params: SamplingParams | None = None, request_id: str | None = None, *, priority: int = 0
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """`generate` for a prompt that is tokenised already."""
         params = sampling_params or SamplingParams()
         name = request_id or f"request-{next(self._ids)}"

@@ -41,7 +41,9 @@ class Choice:
         self._min_tokens = params.min_tokens
         self._stop = params.stop
         self._include_stop = params.include_stop_str_in_output
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens) if params.detokenize else None
+        self._detokenizer = (
+            IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, continues=True) if params.detokenize else None
+        )
         self._checker = StopChecker(self._stop, include_stop_str=self._include_stop) if self._stop else None
         self._held = ""  # text that the checker has and may still give
         self._num_tokens = 0

@@ -74,12 +74,16 @@ class EngineClient:
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
         self._deaths: deque[float] = deque()  # monotonic seconds
-        self._closing = False
 
     @property
     def stats(self) -> SchedulerStats | None:
         """The scheduler's latest snapshot: a few times a second under load, and one at rest. Its totals go on over restarts."""
         return self._stats
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the engine has accepted and not ended, aborted ones included until it confirms their end."""
+        return len(self._open)
 
     @property
     def pid(self) -> int | None:
@@ -95,6 +99,8 @@ class EngineClient:
             raise
         self.state = "ready"
         self._tasks = [asyncio.create_task(self._supervise(), name="engine supervisor"), asyncio.create_task(self._watch(), name="engine watchdog")]
+        for task in self._tasks:
+            task.add_done_callback(self._notice_fault)
         return info
 
     def submit(self, request: AddRequest) -> RequestStream:
@@ -141,25 +147,28 @@ class EngineClient:
 
     async def close(self) -> None:
         """Ends the engine process, by force after a few seconds. Open requests fail with `EngineUnavailable`."""
-        self._closing = True
+        serving = self.state in ("ready", "draining")
         self.state = "dead"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         process, self._process = self._process, None
+        self._fail_open("The engine has been shut down.")
         if process is not None:
-            await process.close(CLOSE_GRACE_S)
-        self._fail_open(EngineUnavailable("The engine has been shut down."))
+            await process.close(CLOSE_GRACE_S if serving else 0.0)  # one that loads its model would not listen
 
     async def _launch(self) -> EngineInfo:
         """Spawns a child and waits for `Started`. Kills it on any failure."""
-        process = await EngineProcess.spawn(self.config)
+        process = self._process = await EngineProcess.spawn(self.config)
         try:
-            message = await process.receive()
+            try:
+                message = await process.receive()
+            except WireError as error:
+                raise StartError(str(error)) from error
             if isinstance(message, Started):
-                self._process = process
                 self.info = message.info
+                self._stats = add_totals(message.stats, self._earlier)
                 self._last_heard = time.monotonic()
                 return message.info
             if isinstance(message, Failed):
@@ -167,6 +176,7 @@ class EngineClient:
             code = await process.kill()
             raise StartError(f"The engine process ended with exit code {code} before it was ready.")
         except BaseException:
+            self._process = None
             await process.kill()
             raise
 
@@ -180,7 +190,7 @@ class EngineClient:
             if not draining:
                 self.state = "restarting"
             logger.error("the engine process ended (%s, exit code %s)%s", reason, code, "" if draining else "; starting it again")
-            self._fail_open(EngineUnavailable(f"The engine died while it served this request ({reason})."))
+            self._fail_open(f"The engine died while it served this request ({reason}).")
             if draining:
                 return
             if not await self._restart():
@@ -189,6 +199,14 @@ class EngineClient:
                 return
             if self.state == "restarting":
                 self.state = "ready"
+
+    def _notice_fault(self, task: asyncio.Task[None]) -> None:
+        """A fault of this class must not leave requests waiting for ever."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.critical("the %s failed: %s: %s", task.get_name(), type(error).__name__, error, exc_info=error)
+            self.state = "dead"
+            self._fail_open("The connection to the engine has failed.")
 
     async def _restart(self) -> bool:
         """Starts another child, with growing pauses; False when `max_restarts` are used up."""
@@ -203,7 +221,7 @@ class EngineClient:
             await asyncio.sleep(min(FIRST_BACKOFF_S * 2 ** (len(self._deaths) - 1), LONGEST_BACKOFF_S))
             try:
                 await self._launch()
-            except StartError as error:
+            except (StartError, OSError) as error:
                 logger.error("the engine could not be started again: %s", error)
             else:
                 return True
@@ -246,7 +264,7 @@ class EngineClient:
         else:
             sink.push(output)
 
-    def _fail_open(self, error: EngineUnavailable) -> None:
+    def _fail_open(self, message: str) -> None:
         sinks = list(self._open.values())
         self._open.clear()
         self._idle.set()
@@ -257,7 +275,7 @@ class EngineClient:
             self._earlier = self._stats
         for sink in sinks:
             if sink is not None:
-                sink.fail(EngineUnavailable(error.message))
+                sink.fail(EngineUnavailable(message))
 
     async def _watch(self) -> None:
         """Kills an engine whose step, or whose loop, is stuck; `_supervise` sees the end of the stream and does the rest."""
@@ -273,7 +291,8 @@ class EngineClient:
                 logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", now - stuck_since, limit)
                 await self._process.kill()
 
-    def _unavailable(self) -> EngineUnavailable:
+    def unavailable(self) -> EngineUnavailable:
+        """The error of a request that comes now."""
         message = {
             "starting": "The engine is starting.",
             "ready": "The engine is restarting.",
@@ -300,5 +319,7 @@ def error_of(output: TokenOutput, retry_after: int | None) -> RequestError:
             return QueueFull(message, retry_after=retry_after or 1)
         case "context_length_exceeded":
             return ContextLengthExceeded(message, param="prompt")
+        case "invalid_value":
+            return InvalidRequest(message)
         case code:
             return RequestFailed(message, code=code)

@@ -36,6 +36,7 @@ class SchedulerLike(Protocol):
     def plan(self, now: float) -> StepPlan | None: ...
     def update(self, result: StepResult, now: float) -> list[TokenOutput]: ...
     def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]: ...
+    def take_outputs(self) -> list[TokenOutput]: ...
     def retry_after(self) -> int: ...
     def stats(self) -> SchedulerStats: ...
     def has_work(self) -> bool: ...
@@ -83,7 +84,7 @@ class EngineCore:
         self._emit = emit
         self._async_scheduling = async_scheduling
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Inbound] = inbox or queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._running: StepPlan | None = None  # handed to the runner, not yet done
         self._ahead: StepPlan | None = None  # planned, runs next
@@ -112,6 +113,7 @@ class EngineCore:
                 self._drain_inbox()
                 self._flush_outputs()
                 self._turn()
+                self._flush_outputs()  # what planning ended
                 self._beat()
         finally:
             self._plans.put(None)
@@ -161,12 +163,17 @@ class EngineCore:
         if self._stopping:
             return
         if self._running is None:
-            plan = self._ahead or self._scheduler.plan(self._clock())
+            plan = self._ahead or self._plan()
             self._ahead = None
             if plan is not None:
                 self._start(plan)
         if self._running is not None and self._async_scheduling and self._ahead is None:
-            self._ahead = self._scheduler.plan(self._clock())
+            self._ahead = self._plan()
+
+    def _plan(self) -> StepPlan | None:
+        plan = self._scheduler.plan(self._clock())
+        self._outputs += self._scheduler.take_outputs()
+        return plan
 
     def _start(self, plan: StepPlan) -> None:
         self._running = plan

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import NoReturn
 
 from headrace.config import EngineConfig, EngineInfo, SchedulerConfig
 from headrace.core.scheduler import Scheduler
@@ -53,6 +54,8 @@ class Writer:
                 self._connection.sendall(encode_frame(message))
             except OSError:
                 os._exit(0)  # the parent is gone
+            except WireError as error:
+                _break(error)
 
 
 def main(fd: int) -> int:
@@ -91,7 +94,7 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
         info = runner.info(load_seconds=time.monotonic() - begin)
         scheduler = Scheduler(scheduler_config(config, info, num_host_blocks=runner.num_host_blocks))
         core = EngineCore(runner, scheduler, writer.send, inbox=inbox, async_scheduling=config.async_scheduling)
-        writer.send(Started(info))
+        writer.send(Started(info, scheduler.stats()))
         core.run()
     finally:
         runner.close()
@@ -109,9 +112,14 @@ def _read(connection: socket.socket, inbox: queue.SimpleQueue[Inbound]) -> None:
     except OSError:
         pass  # a reset is an end like any other
     except WireError as error:
-        print(f"headrace engine: {error}", file=sys.stderr, flush=True)
-        os._exit(EXIT_BROKEN)
+        _break(error)
     os._exit(0)  # the parent is gone: nobody wants what is still computed
+
+
+def _break(error: WireError) -> NoReturn:
+    """Ends the process where the socket cannot tell why any more."""
+    print(f"headrace engine: {error}", file=sys.stderr, flush=True)
+    os._exit(EXIT_BROKEN)
 
 
 def scheduler_config(config: EngineConfig, info: EngineInfo, *, num_host_blocks: int) -> SchedulerConfig:

@@ -6,11 +6,13 @@ import asyncio
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 from headrace.config import EngineConfig
 from headrace.engine.wire import HEADER_BYTES, Configure, FromEngine, Shutdown, ToEngine, body_length, decode_from_engine, encode_frame
 
 READ_BUFFER_BYTES = 1024 * 1024
+REAP_PAUSE_S = 0.01
 
 
 class EngineProcess:
@@ -28,15 +30,21 @@ class EngineProcess:
         A fresh interpreter, not a fork: the parent has threads, and torch does not survive a fork of them.
         """
         ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())]
         with theirs:
             try:
-                popen = subprocess.Popen(  # noqa: ASYNC220 - takes a few milliseconds, and must not happen in another thread
-                    [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-                )
+                # A few milliseconds, and not for another thread (see above).
+                popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: ASYNC220
             except OSError:
                 ours.close()
                 raise
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_BUFFER_BYTES)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_BUFFER_BYTES)
+        except BaseException:
+            ours.close()
+            popen.kill()
+            popen.wait()
+            raise
         process = cls(popen, reader, writer)
         process.send(Configure(config))
         return process
@@ -61,16 +69,20 @@ class EngineProcess:
         """Asks the child to end; kills it after `grace` seconds."""
         if self._popen.poll() is None and not self._writer.is_closing():
             self.send(Shutdown())
-        try:
-            await asyncio.to_thread(self._popen.wait, grace)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
+        with suppress(TimeoutError):  # it would not go by itself
+            await asyncio.wait_for(self._reap(), grace)
         await self.kill()
 
     async def kill(self) -> int:
         """Kills the child if it lives, reaps it, and returns its exit code (negative: the signal that ended it)."""
         self._popen.kill()  # a no-op for a child that has been reaped
-        code = await asyncio.to_thread(self._popen.wait)
+        code = await self._reap()
         if not self._writer.is_closing():
             self._writer.transport.abort()
+        return code
+
+    async def _reap(self) -> int:
+        # Not in a thread: at the interpreter's exit, where an `LLM` nobody closed ends, none can be started any more.
+        while (code := self._popen.poll()) is None:  # noqa: ASYNC110 - and no event tells of it
+            await asyncio.sleep(REAP_PAUSE_S)
         return code

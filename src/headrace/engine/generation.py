@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from headrace.core.messages import AddRequest, TokenOutput
 from headrace.engine.choice import Choice, ChoiceDelta
@@ -23,7 +23,7 @@ class Generator:
         self._client = client
         self._tokenizer = tokenizer
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[ChoiceDelta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[ChoiceDelta, None]:
         """Yields deltas as they come, of all choices in turn; each choice ends with one that has a `finish_reason`.
 
         Deltas that the consumer does not take in time are merged. Leaving the iterator early (close it: `contextlib.aclosing`) aborts

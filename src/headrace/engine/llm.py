@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import threading
 import time
 import weakref
@@ -42,10 +41,7 @@ class LLM:
         # The engine dies with the thread that started it, so this one lives as long as the engine.
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace LLM", daemon=True)
         self._thread.start()
-        self._closed = False
-        reference = weakref.ref(self)
-        self._at_exit = lambda: (llm := reference()) and llm.close()
-        atexit.register(self._at_exit)
+        self._end = weakref.finalize(self, _shut_down, self._engine, self._loop, self._thread)  # also at the interpreter's exit
         try:
             self.info: EngineInfo = self._run(self._engine.start())
         except BaseException:
@@ -109,14 +105,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends the engine process. May be called again."""
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +115,7 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the coroutine on the engine's loop; an interrupt here cancels it there."""
-        if self._closed:
+        if not self._end.alive:
             work.close()
             raise EngineUnavailable("This LLM has been closed.")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -171,6 +160,16 @@ class LLM:
                 self._window.release()
         progress.add(output)
         return output
+
+
+def _shut_down(engine: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Ends the engine, its loop and its thread."""
+    closing = asyncio.run_coroutine_threadsafe(engine.close(), loop)
+    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    if threading.current_thread() is not thread:  # the garbage collector runs where it likes
+        closing.result()
+        thread.join()
+        loop.close()
 
 
 class _Progress:

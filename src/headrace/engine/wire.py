@@ -44,6 +44,7 @@ class Started(msgspec.Struct, frozen=True, tag=5, array_like=True):
     """The model is loaded; requests are served from now on."""
 
     info: EngineInfo
+    stats: SchedulerStats  # before the first request
 
 
 class Failed(msgspec.Struct, frozen=True, tag=6, array_like=True):

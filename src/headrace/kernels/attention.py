@@ -74,6 +74,7 @@ class AttentionMetadata:
     query_lens: list[int]  # [R] tokens of each row in this step
     context_lens: list[int]  # [R] same as context_len_R
     num_decode_rows: int
+    prompt_lens: list[int] | None = None  # [R] tokens of each row's prompt, for RoPE that depends on it; None: the context lengths
     deterministic: bool = False  # every token attends in a shape that depends on its position only
     _layouts: dict[tuple[int | None, torch.dtype, int], _StepLayout] = field(default_factory=dict, init=False, repr=False)
 

@@ -122,7 +122,23 @@ class GGUFFile:
             values = list(reader.unpack_from(self._data, self._position)) if count else []
             self._position += reader.size
             return values
+        if item_kind == _STRING:
+            return self._take_strings(count)
         return [self._take_value(item_kind, depth + 1) for _ in range(count)]
+
+    def _take_strings(self, count: int) -> list[str]:
+        """A vocabulary is a hundred thousand short texts, which every start reads: one loop instead of calls for each."""
+        data, position, size = self._data, self._position, len(self._data)
+        unpack_length = struct.Struct("<Q").unpack_from
+        texts = []
+        for _ in range(count):
+            start = position + 8
+            position = start + unpack_length(data, position)[0]
+            if position > size:
+                raise self._torn(f"a text of {position - start} bytes goes past its end")
+            texts.append(data[start:position].decode())
+        self._position = position
+        return texts
 
     def _read_header(self) -> None:
         magic = self._data[:4]
@@ -161,7 +177,7 @@ class GGUFFile:
         num_bytes = 0
         if block_format is not None:
             values = math.prod(shape)
-            if values == 0 or shape and shape[-1] % block_format.block_size:
+            if values == 0 or (shape and shape[-1] % block_format.block_size):
                 raise self._torn(f"tensor {name!r} of shape {shape} is no whole number of {block_format.name} blocks")
             num_bytes = values // block_format.block_size * block_format.block_bytes
         if offset + num_bytes > len(self._data):

@@ -106,5 +106,6 @@ class BatchInputs:
             context_lens=context_R.tolist(),
             num_decode_rows=num_decode_rows,
             deterministic=self._deterministic,
+            prompt_lens=self._history.num_prompt_S[slot_R].tolist(),
         )
         return Batch(input_ids_T=self._input_ids.send(num_tokens), meta=meta, order=order, query_starts=query_start_R1.tolist())

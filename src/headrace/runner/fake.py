@@ -21,9 +21,8 @@ from pathlib import Path
 from headrace.config import EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ConfigError, StartError
+from headrace.runner.interface import LOST_SLOT, NON_FINITE
 
-LOST_SLOT = "the slot of this row is not held by its request"
-NON_FINITE = "non-finite logits"
 _MASK = (1 << 64) - 1
 
 

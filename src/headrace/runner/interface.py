@@ -7,6 +7,10 @@ from typing import Protocol
 from headrace.config import EngineInfo
 from headrace.core.messages import StepPlan, StepResult
 
+# SampledRow.error of rows that fail alone
+LOST_SLOT = "the slot of this row is not held by its request"
+NON_FINITE = "non-finite logits"
+
 
 class Runner(Protocol):
     """Runs plans on a device, one at a time, in the order they were made.

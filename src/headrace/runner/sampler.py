@@ -1,7 +1,7 @@
 """From logits to tokens, for all rows of a step at once; each row pays only for what its request asks.
 
 Rows fall into four kinds: greedy ones take the largest logit and are done; greedy ones with shaped logits, random ones, and random ones
-that top_k, top_p or min_p leave few candidates. See `draws` for the draw, `logit_shaping` and `filters` for the rest.
+with top_k, top_p or min_p. See `draws` for the draw, `logit_shaping` and `filters` for the rest.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from headrace.core.messages import TokenLogprobs
 from headrace.runner.draws import TokenNoise
-from headrace.runner.filters import candidates
+from headrace.runner.filters import keep
+from headrace.runner.interface import NON_FINITE
 from headrace.runner.logit_shaping import shape_logits
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.sampling_table import SHAPED, Need, SamplingTable
 from headrace.runner.token_history import TokenHistory
 
-NON_FINITE = "non-finite logits"
 NOTHING_LEFT = "no token is left to sample: allowed_token_ids, bad_words and min_tokens exclude every one"
 _CPU_CHUNK = 1 << 17  # logits that get their noise at once: a few passes over what stays in the cache
 _CUDA_CHUNK = 1 << 25
@@ -84,6 +84,28 @@ class Sampler:
 
     def _draw_any(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
         self._scale(x_RV, slot_R)
+        return self._draw(x_RV, slot_R)
+
+    def _draw_filtered(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+        self._scale(x_RV, slot_R)
+        table, device = self._table, x_RV.device
+        kept = keep(
+            x_RV,
+            top_k_R=self._column(table.top_k, slot_R, device),
+            top_p_R=self._column(table.top_p, slot_R, device),
+            min_p_R=self._column(table.min_p, slot_R, device),
+        )
+        best_R = _argmax(kept.values_RK + self._noise.gumbel(*self._seeds(slot_R), kept.ids_RK))
+        token_R = kept.ids_RK.gather(1, best_R[:, None]).squeeze(1)
+        many = torch.nonzero(~kept.fits_R).squeeze(1)
+        if len(many):
+            rest_RV = x_RV[many]
+            rest_RV.masked_fill_(rest_RV < kept.floor_R1[many], float("-inf"))
+            token_R[many] = self._draw(rest_RV, slot_R[many.cpu().numpy()])
+        return token_R
+
+    def _draw(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+        """A token of each row by softmax probability."""
         key_R, position_R = self._seeds(slot_R)
         step = max(1, (_CPU_CHUNK if x_RV.device.type == "cpu" else _CUDA_CHUNK) // x_RV.shape[1])
         picked = []
@@ -91,19 +113,6 @@ class Sampler:
             part = slice(first, first + step)
             picked.append(_argmax(x_RV[part].add_(self._noise.gumbel(key_R[part], position_R[part]))))
         return torch.cat(picked)
-
-    def _draw_filtered(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
-        self._scale(x_RV, slot_R)
-        table, device = self._table, x_RV.device
-        x_RK, ids_RK = candidates(
-            x_RV,
-            top_k_R=self._column(table.top_k, slot_R, device),
-            top_p_R=self._column(table.top_p, slot_R, device),
-            min_p_R=self._column(table.min_p, slot_R, device),
-        )
-        key_R, position_R = self._seeds(slot_R)
-        best_R = _argmax(x_RK + self._noise.gumbel(key_R, position_R, ids_RK))
-        return ids_RK.gather(1, best_R[:, None]).squeeze(1)
 
 
 def _argmax(x_RV: Tensor) -> Tensor:

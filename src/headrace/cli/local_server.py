@@ -1,0 +1,69 @@
+"""A server of our own for one program: on the loopback address, behind a key that nobody else knows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headrace.cli.chat_client import ChatClient
+from headrace.errors import StartError
+
+START_TIMEOUT = 600.0  # seconds; a large model on a slow disk takes minutes
+STOP_TIMEOUT = 10.0
+
+
+@contextlib.contextmanager
+def local_server(model: Path, arguments: Sequence[str] = ()) -> Iterator[ChatClient]:
+    """Serve `model` in another process until the block ends. Raises `StartError` with the server's last words if it does not start."""
+    key, port = secrets.token_hex(16), _free_port()
+    command = [sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *arguments]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "HEADRACE_API_KEY": key},  # not on the command line, where other users of the machine could read it
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is for us alone
+        )
+        try:
+            client = ChatClient(f"http://127.0.0.1:{port}", api_key=key)
+            deadline = time.monotonic() + START_TIMEOUT
+            while not _is_ready(client):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise StartError(f"The model does not start: {log.read().strip()[-1000:] or f'status {process.returncode}'}")
+                time.sleep(0.05)
+            yield client
+        finally:
+            _stop(process)
+
+
+def _is_ready(client: ChatClient) -> bool:
+    try:
+        return client.status("/ready") == 200
+    except OSError:
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

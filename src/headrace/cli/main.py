@@ -1,0 +1,71 @@
+"""The `headrace` command: finds the verb, runs it, and turns errors into a message and an exit status.
+
+Exit status: 0 done, 1 it could not be done, 2 the command line or config file is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+
+import headrace
+from headrace.cli import chat, generate, models, serve
+from headrace.errors import HeadraceError, StartError
+
+VERBS = (serve, chat, generate, models)
+
+EPILOG = """\
+examples:
+  headrace serve                                    serve the default model on http://127.0.0.1:8000
+  headrace serve owner/model --port 9000            a model of the hub, another port
+  headrace chat                                     talk to the default model in the terminal
+  headrace generate prompts.txt --output out.jsonl  one answer for each line
+  headrace models list                              what is on this machine
+
+`headrace VERB --help` explains the flags of a verb.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags are exact (no guessing from their beginnings), and a misspelt one is told what it may have been."""
+
+    def __init__(self, **rest: object) -> None:
+        rest.setdefault("allow_abbrev", False)
+        rest.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**rest)  # type: ignore[arg-type]
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        namespace, unknown = super().parse_known_args(args, namespace)
+        known = [name for action in self._actions for name in action.option_strings]
+        for word in unknown:
+            if word.startswith("-") and (near := difflib.get_close_matches(word.split("=")[0], known, n=1)):
+                self.error(f"unrecognized arguments: {' '.join(unknown)} (did you mean {near[0]}?)")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="headrace", description=headrace.__doc__.splitlines()[0] if headrace.__doc__ else None, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add_parser(verbs)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except StartError as error:
+        print(f"headrace: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except HeadraceError as error:
+        print(f"headrace: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("headrace: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,116 @@
+"""A plan in the making, and what the scheduler remembers of it until its result is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace.core.kv_manager import BlockPairs
+from headrace.core.messages import Row, SlotStart, StepPlan
+from headrace.core.request import Request
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftRow:
+    start: int
+    num_tokens: int = 0
+    sample: bool = False
+    written: set[int] = field(default_factory=set)  # device blocks that hold its positions
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanDraft:
+    step_id: int
+    rows: dict[Request, DraftRow] = field(default_factory=dict)
+    swap_out: BlockPairs = field(default_factory=list)  # (device, host)
+    swap_in: BlockPairs = field(default_factory=list)  # (host, device)
+    copies: BlockPairs = field(default_factory=list)  # (from, to)
+    num_tokens: int = 0
+    num_decode_tokens: int = 0  # of rows that were decoding when the plan began
+    decode_attended: int = 0  # sum over these rows of their context
+    num_repeated: int = 0  # tokens computed before and lost by preemption
+    has_preempted: bool = False
+
+    def schedule(self, request: Request, num_tokens: int, written: Iterable[int]) -> None:
+        """Compute `num_tokens` more positions of a running request, which are in the blocks `written`.
+
+        A second call in the same draft extends the row.
+        """
+        assert 1 <= num_tokens <= request.num_remaining
+        row = self.rows.setdefault(request, DraftRow(start=request.num_computed))
+        assert not row.sample
+        end = request.num_computed + num_tokens
+        self.num_repeated += max(0, min(end, request.num_computed_before) - request.num_computed)
+        request.num_computed = end
+        request.num_computed_before = max(request.num_computed_before, end)
+        row.num_tokens += num_tokens
+        row.written.update(written)
+        self.num_tokens += num_tokens
+        if request.samples and end == len(request.token_ids) + request.num_pending:
+            row.sample = True
+            request.num_pending += 1
+
+    def build(self) -> PlannedStep:
+        """The frozen plan; from now on the runner knows the slots and blocks in it."""
+        # stable: decode rows first, as the runner wants them
+        ordered = sorted(self.rows.items(), key=lambda item: not (item[1].num_tokens == 1 and item[1].sample))
+        plan = StepPlan(
+            step_id=self.step_id,
+            starts=tuple(_take_start(request) for request in self.rows if request.needs_start),
+            rows=tuple(_take_row(request, row) for request, row in ordered),
+            swap_out=tuple(self.swap_out),
+            swap_in=tuple(self.swap_in),
+            copies=tuple(self.copies),
+        )
+        return PlannedStep(
+            plan=plan,
+            requests=tuple(request for request, _ in ordered),
+            written=tuple(frozenset(row.written) for _, row in ordered),
+            attended=sum(row.num_tokens * (row.start + row.num_tokens) for row in plan.rows),
+            has_prefill=self.num_tokens > self.num_decode_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    plan: StepPlan
+    requests: tuple[Request, ...]  # of the plan's rows; by now some may be finished or preempted
+    written: tuple[frozenset[int], ...]  # device blocks that each row writes
+    attended: int  # sum over the rows of tokens * context
+    has_prefill: bool
+
+    def spread(self, device: set[int], host: set[int]) -> None:
+        """Add the blocks that this plan fills from blocks in the two sets."""
+        host.update(to for source, to in self.plan.swap_out if source in device)
+        device.update(to for source, to in self.plan.swap_in if source in host)
+        device.update(to for source, to in self.plan.copies if source in device)
+
+
+def _take_start(request: Request) -> SlotStart:
+    request.needs_start = False
+    return SlotStart(
+        request_id=request.request_id,
+        slot=request.slot,
+        token_ids=tuple(request.token_ids),
+        num_prompt_tokens=request.num_prompt,
+        params=request.message.params,
+        eos_token_ids=request.message.eos_token_ids,
+    )
+
+
+def _take_row(request: Request, row: DraftRow) -> Row:
+    end = row.start + row.num_tokens
+    unknown = end > len(request.token_ids)
+    assert not unknown or (row.num_tokens == 1 and row.start == len(request.token_ids))
+    offset = request.num_sent_blocks
+    request.num_sent_blocks = len(request.table.blocks)
+    return Row(
+        request_id=request.request_id,
+        slot=request.slot,
+        start=row.start,
+        num_tokens=row.num_tokens,
+        token_ids=() if unknown else tuple(request.token_ids[row.start : end]),
+        block_offset=offset,
+        new_block_ids=tuple(request.table.blocks[offset:]),
+        sample=row.sample,
+    )

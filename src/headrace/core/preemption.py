@@ -1,0 +1,66 @@
+"""Taking blocks from younger requests so that older ones go on.
+
+A victim is always younger (by rank) than the request it makes room for, so the oldest one always advances and nothing can live-lock. A
+request that finds no victim stalls: it keeps its blocks and has no row in this step, until older ones end.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from headrace.core.draft import PlanDraft
+from headrace.core.kv_manager import KVManager
+from headrace.core.request import Request, RequestState
+from headrace.core.roster import Roster
+
+MIN_SWAP_TOKENS = 64  # auto: computing fewer tokens again is cheaper than copying them twice
+
+
+class Preemption:
+    def __init__(self, roster: Roster, kv: KVManager, *, mode: Literal["auto", "recompute", "swap"]) -> None:
+        self._roster = roster
+        self._kv = kv
+        self._mode = mode
+        self.num_recomputes = 0  # totals; never fall
+        self.num_swaps = 0
+
+    def grow(self, request: Request, draft: PlanDraft) -> bool:
+        """Give a decoding request the place for its next position, by preemption where needed. False: it stalls."""
+        num_tokens = request.num_computed + 1
+        if self._kv.grow(request.table, num_tokens):
+            return True
+        victims = self._victims(request)
+        for victim in victims:
+            self._preempt(victim, draft)
+        return bool(victims) and self._kv.grow(request.table, num_tokens)
+
+    def _victims(self, request: Request) -> list[Request]:
+        """The fewest youngest requests whose blocks give one free block; none where all that are younger could not give one."""
+        victims: list[Request] = []
+        for candidate in reversed(self._roster.running):
+            if candidate.rank <= request.rank:
+                break
+            victims.append(candidate)
+            if self._kv.num_freed_by(victim.table for victim in victims):
+                return victims
+        return []
+
+    def _preempt(self, victim: Request, draft: PlanDraft) -> None:
+        assert victim not in draft.rows, "rows are planned from old to young, victims are younger than all of them"
+        draft.has_preempted = True
+        victim.num_preemptions += 1
+        if self._swaps(victim):
+            draft.swap_out.extend(self._kv.swap_out(victim.table, victim.num_computed))
+            self._roster.preempt(victim, RequestState.SWAPPED)
+            self.num_swaps += 1
+        else:
+            self._kv.free(victim.table)
+            victim.num_computed = 0
+            self._roster.preempt(victim, RequestState.PREEMPTED)
+            self.num_recomputes += 1
+
+    def _swaps(self, victim: Request) -> bool:
+        # with nothing left to plan, it ends with the result that is on its way
+        if self._mode == "recompute" or not victim.num_computed or not victim.num_remaining or not self._kv.can_swap_out(victim.num_computed):
+            return False
+        return self._mode == "swap" or victim.num_computed >= MIN_SWAP_TOKENS

@@ -1,0 +1,326 @@
+"""What runs in the next step. No clock and no device: time is passed in, plans and results are messages.
+
+The engine turns the wheel with three calls: `plan(now)` decides a step, the runner executes it, `update(result, now)` takes its tokens in.
+`plan` may be called once more before the result of the plan before is in. A request then stands in the plan ahead by counters alone:
+`num_computed` counts positions of all plans made, `num_pending` the sample that is drawn but not known, and a row without token ids
+tells the runner to use that sample. A request that turns out to be finished leaves a stale row in the plan ahead, whose result is ignored.
+
+One plan, in this order:
+1. Decoding requests get one token each, from the oldest to the youngest; where blocks run out, younger ones are preempted (`preemption`).
+2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted.
+3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
+   inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from headrace.config import SchedulerConfig
+from headrace.core.admission import Admission, limit_refusal, max_total_tokens
+from headrace.core.draft import PlanDraft, PlannedStep
+from headrace.core.failure import damage_of
+from headrace.core.kv_manager import KVManager
+from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.outputs import collect_prompt_logprobs, finish_of, make_output, refusal
+from headrace.core.policy import AGED_SHARE, MIN_PREFILL_CHUNK, PrefillNeed, queue_key, rank, split_prefill
+from headrace.core.preemption import Preemption
+from headrace.core.prefix import HashFunction, blake2b_digest
+from headrace.core.request import Request, RequestState
+from headrace.core.roster import Roster
+from headrace.core.step_time import StepTimeModel
+
+MAX_RETRY_AFTER_S = 60
+FINISH_RATE_FOLLOW = 0.1  # how fast the measured time between two ends follows
+
+
+class Scheduler:
+    """All requests of one engine. Not thread-safe; the same calls with the same values give the same plans."""
+
+    def __init__(self, config: SchedulerConfig, *, hash_function: HashFunction = blake2b_digest) -> None:
+        self.config = config
+        self.step_time = StepTimeModel()
+        self._kv = KVManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=config.num_host_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            session_lease_s=config.session_lease_s,
+            hash_function=hash_function,
+        )
+        self._roster = Roster(config.max_num_seqs)
+        self._admission = Admission(config, self._roster, self._kv)
+        self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
+        self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
+        self._deadlines: dict[Request, float] = {}  # of live requests that have one
+        self._unsent: list[TokenOutput] = []  # terminal outputs made while planning
+        self._next_step_id = 1
+        self._next_seq = 0
+        self._decoded_last = False  # without chunked prefill: steps of prompts and of decodes take turns
+        self._last_finish: float | None = None
+        self._seconds_per_finish: float | None = None
+        self._generation_tokens = 0
+        self._recomputed_tokens = 0
+
+    # -- requests in and out -------------------------------------------------------------------------------------------
+
+    def add(self, message: AddRequest, now: float) -> TokenOutput | None:
+        """Take a request in. Returns its terminal output where it is refused, else None. ValueError where the id is in use."""
+        if message.request_id in self._roster:
+            raise ValueError(f"request id {message.request_id} is in use")
+        refused = limit_refusal(message, self.config)
+        if refused is not None:
+            return refusal(message.request_id, *refused)
+        if message.deadline is not None and message.deadline <= now:
+            return refusal(message.request_id, "deadline_exceeded", "The deadline passed before the request could start.")
+        in_group = message.fork_of in self._roster
+        if not in_group and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
+            text = f"The queue is full ({self.config.max_num_queued_reqs} requests wait); try again in {self.retry_after()} s."
+            return refusal(message.request_id, "queue_full", text)
+        seq = self._next_seq
+        self._next_seq += 1
+        request = Request(
+            message=message,
+            seq=seq,
+            rank=rank(message, seq, self.config.scheduling_policy),
+            queue_key=queue_key(message, seq, self.config.scheduling_policy),
+            max_total_tokens=max_total_tokens(message, self.config),
+            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None),
+            in_group=in_group,
+        )
+        self._roster.add(request)
+        if message.deadline is not None:
+            self._deadlines[request] = message.deadline
+        return None
+
+    def abort(self, message: AbortRequest) -> TokenOutput | None:
+        """End a request at once, whatever its state. None where the id is not known (any more)."""
+        request = self._roster.get(message.request_id)
+        return None if request is None else self._finish(make_output(request, finish_reason=message.reason), request)
+
+    def take_outputs(self) -> list[TokenOutput]:
+        """Terminal outputs made by `plan` (deadlines). Ask after each `plan`; `update` and `fail_step` hand them out as well."""
+        outputs, self._unsent = self._unsent, []
+        return outputs
+
+    def has_work(self) -> bool:
+        """Whether any request is alive, any result is due or any output was not taken."""
+        return bool(len(self._roster) or self._planned or self._unsent)
+
+    # -- plan ----------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None where nothing can run before a result is in. At most two plans may be without a result."""
+        assert len(self._planned) < 2, "two plans are without a result"
+        self._expire(now)
+        self._kv.begin_plan(now)
+        draft = PlanDraft(step_id=self._next_step_id)
+        if self.config.enable_chunked_prefill:
+            self._plan_decodes(draft)
+            self._plan_prompts(draft)
+        else:
+            if not self._decoded_last:
+                self._plan_decodes(draft)
+            if not draft.rows:
+                self._plan_prompts(draft)
+            if not draft.rows:
+                self._plan_decodes(draft)
+            self._decoded_last = draft.num_decode_tokens > 0
+        self._kv.end_plan()
+        if not draft.rows:
+            assert not [*draft.swap_out, *draft.swap_in, *draft.copies], "blocks move for nobody"
+            return None
+        self._next_step_id += 1
+        self._recomputed_tokens += draft.num_repeated
+        step = draft.build()
+        self._planned.append(step)
+        return step.plan
+
+    def _expire(self, now: float) -> None:
+        for request in [request for request, deadline in self._deadlines.items() if deadline <= now and request.num_output == 0]:
+            text = "The deadline passed before the first token."
+            output = make_output(request, finish_reason="error", error_code="deadline_exceeded", error_message=text)
+            self._unsent.append(self._finish(output, request))
+
+    def _plan_decodes(self, draft: PlanDraft) -> None:
+        for request in tuple(self._roster.running):
+            if request.state is RequestState.RUNNING and request.num_remaining == 1 and self._preemption.grow(request, draft):
+                draft.decode_attended += request.num_computed + 1
+                self._schedule(request, 1, draft)
+        draft.num_decode_tokens = draft.num_tokens
+
+    def _plan_prompts(self, draft: PlanDraft) -> None:
+        budget: int | None = None
+        while True:
+            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft)
+            requests = [request for request in self._roster.running if self._is_prompt(request, draft)]
+            if not requests:
+                return
+            first_pass = budget is None
+            if budget is None:
+                budget = self._prompt_budget(requests, draft)
+            chunked = self.config.enable_chunked_prefill
+            needs = [
+                PrefillNeed(
+                    num_tokens=_need(request, wanted) if chunked else request.num_remaining,
+                    rank=request.rank,
+                    deadline=request.message.deadline,
+                    aged=first_pass and request.admitted_step < draft.step_id,
+                )
+                for request in requests
+            ]
+            aged_share = max(MIN_PREFILL_CHUNK, budget // AGED_SHARE)
+            grants = split_prefill(needs, budget, aged_share=aged_share, whole=not chunked)
+            if not any(grants):
+                return
+            for request, grant in zip(requests, grants, strict=True):
+                if grant:
+                    self._schedule(request, grant, draft)
+                    budget -= grant
+            if not chunked:
+                return  # what starts in a second pass might not fit whole
+
+    def _is_prompt(self, request: Request, draft: PlanDraft) -> bool:
+        row = draft.rows.get(request)
+        if row is not None:
+            return not row.sample and request.num_remaining > 0
+        return request.num_remaining > 1 or (request.num_remaining == 1 and request.admitted_step == draft.step_id)
+
+    def _prompt_budget(self, requests: list[Request], draft: PlanDraft) -> int:
+        budget = self.config.max_num_batched_tokens - draft.num_tokens
+        if not draft.num_decode_tokens:
+            return budget
+        target = self.config.target_itl_ms
+        return self.step_time.prefill_chunk(
+            decode_tokens=draft.num_decode_tokens,
+            decode_attended=draft.decode_attended,
+            context=max(request.num_computed for request in requests),
+            limit=budget,
+            floor=MIN_PREFILL_CHUNK,
+            target_s=None if target is None else target / 1000,
+        )
+
+    def _schedule(self, request: Request, num_tokens: int, draft: PlanDraft) -> None:
+        blocks = self._kv.mark_written(request.table, request.num_computed, num_tokens)
+        draft.schedule(request, num_tokens, blocks)
+        self._kv.register(request.table, request.token_ids, request.num_computed)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def update(self, result: StepResult, now: float) -> list[TokenOutput]:
+        """Take in the result of the oldest plan without one."""
+        assert self._planned, "no plan is without a result"
+        step = self._planned.popleft()
+        plan = step.plan
+        assert result.step_id == plan.step_id, f"the result of step {plan.step_id} is due, not of {result.step_id}"
+        assert len(result.rows) == len(plan.rows)
+        self.step_time.observe(tokens=plan.num_tokens, attended=step.attended, has_prefill=step.has_prefill, seconds=result.seconds)
+        outputs = self.take_outputs()
+        num_finished = 0
+        for request, row, sampled in zip(step.requests, plan.rows, result.rows, strict=True):
+            assert sampled.request_id == row.request_id
+            if request.state is RequestState.FINISHED:
+                continue
+            output = self._take_row(request, row, sampled)
+            if output is not None:
+                num_finished += output.finish_reason is not None
+                outputs.append(output)
+        if num_finished:
+            self._measure_finishes(num_finished, now)
+        return outputs
+
+    def _take_row(self, request: Request, row: Row, sampled: SampledRow) -> TokenOutput | None:
+        request.num_pending -= row.sample
+        if sampled.error is not None:
+            self._kv.uncache(request.table.blocks)  # what cannot be sampled from must not be read by others
+            return self._fail(request, sampled.error)
+        collect_prompt_logprobs(request, row, sampled)
+        if not row.sample:
+            if request.samples or row.start + row.num_tokens < request.num_prompt:
+                return None
+            return self._finish(make_output(request, finish_reason="length"), request)
+        (token,) = sampled.token_ids
+        request.token_ids.append(token)
+        self._generation_tokens += 1
+        self._roster.shares.charge(request.message.tenant, 1)
+        if request.state is RequestState.RUNNING:
+            self._kv.register(request.table, request.token_ids, request.num_computed)
+        finish_reason, stop_reason = finish_of(request)
+        output = make_output(request, token_ids=sampled.token_ids, logprobs=sampled.logprobs, finish_reason=finish_reason, stop_reason=stop_reason)
+        return output if finish_reason is None else self._finish(output, request)
+
+    def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]:
+        """The step raised, and what it should have written is unknown: its requests end with an error, and so do all that built on it.
+
+        A plan made ahead of it stays outstanding: execute it and `update`, or `fail_step` it as well.
+        """
+        step = next(step for step in self._planned if step.plan.step_id == plan.step_id)
+        later = [other for other in self._planned if other.plan.step_id > plan.step_id]
+        self._planned.remove(step)
+        damage = damage_of(step, later, list(self._roster))
+        self._kv.uncache(damage.device_blocks)
+        outputs = self.take_outputs()
+        outputs.extend(self._fail(request, message) for request in damage.requests)
+        for request in [request for request in self._roster.preempted if not damage.host_blocks.isdisjoint(request.table.host_blocks)]:
+            self._kv.free(request.table)
+            request.num_computed = 0
+            self._roster.preempt(request, RequestState.PREEMPTED)
+        return outputs
+
+    def _fail(self, request: Request, message: str) -> TokenOutput:
+        return self._finish(make_output(request, finish_reason="error", error_code="request_failed", error_message=message), request)
+
+    def _finish(self, output: TokenOutput, request: Request) -> TokenOutput:
+        self._kv.free(request.table)
+        self._roster.finish(request)
+        self._deadlines.pop(request, None)
+        return output
+
+    # -- what others want to know --------------------------------------------------------------------------------------
+
+    def retry_after(self) -> int:
+        """Whole seconds, at least 1, in which as many requests end as can run at once, or all that wait if those are fewer."""
+        num_ends = max(1, min(len(self._roster.waiting), self.config.max_num_seqs))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil((self._seconds_per_finish or 0.0) * num_ends)))
+
+    def _measure_finishes(self, num_finished: int, now: float) -> None:
+        if self._last_finish is not None:
+            seconds = max(0.0, now - self._last_finish) / num_finished
+            if self._seconds_per_finish is None:
+                self._seconds_per_finish = seconds
+            self._seconds_per_finish += FINISH_RATE_FOLLOW * (seconds - self._seconds_per_finish)
+        self._last_finish = now
+
+    def stats(self) -> SchedulerStats:
+        roster, pool = self._roster, self._kv.pool
+        return SchedulerStats(
+            num_running=len(roster.running),
+            num_waiting=len(roster.waiting) + len(roster.preempted) - roster.num_swapped,
+            num_swapped=roster.num_swapped,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_findable,
+            prompt_tokens_total=self._admission.prompt_tokens,
+            generation_tokens_total=self._generation_tokens,
+            prefix_query_tokens_total=self._admission.prefix_query_tokens,
+            prefix_hit_tokens_total=self._admission.prefix_hit_tokens,
+            preemptions_recompute_total=self._preemption.num_recomputes,
+            preemptions_swap_total=self._preemption.num_swaps,
+            recomputed_tokens_total=self._recomputed_tokens,
+        )
+
+    def check(self) -> None:
+        """Recompute every derived fact; raise AssertionError where one is wrong."""
+        self._roster.check()
+        self._kv.check(request.table for request in self._roster)
+        assert len(self._planned) <= 2
+        pending = [request for step in self._planned for request, row in zip(step.requests, step.plan.rows, strict=True) if row.sample]
+        for request in self._roster:
+            assert request.num_pending == sum(other is request for other in pending)
+
+
+def _need(request: Request, wanted: dict[int, int]) -> int:
+    """Tokens to compute now: all, or where others wait for a part of its prompt, up to the end of that part."""
+    more = wanted.get(id(request.table), 0) - request.num_computed
+    return min(request.num_remaining, more) if more > 0 else request.num_remaining

@@ -1,0 +1,121 @@
+"""How long a step takes, learned from the steps that ran.
+
+    seconds = a + b * tokens + c * attended
+
+`tokens` are all tokens of the step; `attended` is the sum over its rows of tokens * context, the work of attention. The coefficients are the
+non-negative weighted least squares fit over past steps: weight 1 / seconds^2, so that relative errors count and a short decode step tells as
+much as a long prefill, and older steps fade. Real machines are not linear between a memory-bound decode step and a compute-bound
+prefill, so the ratio of measured to fitted time is followed as well, apart for steps with and without prompt tokens.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+FADE = 0.995  # weight of a step after one more step
+RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
+MIN_STEPS = 4  # before so many steps nothing is predicted
+ITL_FACTOR = 2.5  # without a target, a mixed step may take so many times a decode-only one
+FIRST_CHUNK = 64  # prompt tokens beside decodes before anything is known
+_SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
+
+
+class StepTimeModel:
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._xx = [[0.0] * 3 for _ in range(3)]
+        self._xy = [0.0] * 3
+        self._coefficients: list[float] | None = None  # None: to be solved again
+        self._ratios = {False: 1.0, True: 1.0}  # by "has prompt tokens"
+
+    @property
+    def ready(self) -> bool:
+        return self.num_steps >= MIN_STEPS
+
+    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float) -> None:
+        """A step of these features took so many seconds."""
+        if seconds <= 0.0 or tokens <= 0:
+            return  # a clock that stood still teaches nothing
+        if self.ready:
+            known = self._ratios[has_prefill]
+            ratio = seconds / max(self._fitted(tokens, attended), 1e-9)
+            # a single pause of the machine must not move it far
+            self._ratios[has_prefill] += RATIO_FOLLOW * (min(max(ratio, known / 2), known * 2) - known)
+        features = self._features(tokens, attended)
+        weight = 1.0 / (seconds * seconds)
+        for i in range(3):
+            for j in range(3):
+                self._xx[i][j] = FADE * self._xx[i][j] + weight * features[i] * features[j]
+            self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
+        self._coefficients = None
+        self.num_steps += 1
+
+    def predict(self, *, tokens: int, attended: int, has_prefill: bool) -> float:
+        """Seconds that a step of these features takes."""
+        return self._fitted(tokens, attended) * self._ratios[has_prefill]
+
+    def prefill_chunk(self, *, decode_tokens: int, decode_attended: int, context: int, limit: int, floor: int, target_s: float | None) -> int:
+        """Most prompt tokens, from `floor` to `limit`, beside these decodes so that the step keeps the inter-token latency.
+
+        `context` is the number of tokens before the chunk. `target_s` None: ITL_FACTOR times the predicted decode-only step.
+        """
+        if limit <= floor:
+            return limit
+        if not self.ready:
+            return min(FIRST_CHUNK, limit)
+        if target_s is None:
+            target_s = ITL_FACTOR * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
+        low, high = floor, limit
+        while low < high:
+            chunk = (low + high + 1) // 2
+            attended = decode_attended + chunk * (context + chunk)
+            if self.predict(tokens=decode_tokens + chunk, attended=attended, has_prefill=True) <= target_s:
+                low = chunk
+            else:
+                high = chunk - 1
+        return low
+
+    @staticmethod
+    def _features(tokens: int, attended: int) -> tuple[float, float, float]:
+        return (_SCALES[0], _SCALES[1] * tokens, _SCALES[2] * attended)
+
+    def _fitted(self, tokens: int, attended: int) -> float:
+        if self._coefficients is None:
+            self._coefficients = _non_negative_fit(self._xx, self._xy)
+        return sum(c * x for c, x in zip(self._coefficients, self._features(tokens, attended), strict=True))
+
+
+def _non_negative_fit(xx: list[list[float]], xy: list[float]) -> list[float]:
+    """Minimise w xx w - 2 w xy over w >= 0: the best of all subsets of features whose unconstrained solution is non-negative."""
+    best, best_loss = [0.0] * 3, 0.0
+    for size in (3, 2, 1):
+        for subset in combinations(range(3), size):
+            part = _solve([[xx[i][j] for j in subset] for i in subset], [xy[i] for i in subset])
+            if part is None or min(part) < 0.0:
+                continue
+            full = [0.0] * 3
+            for i, value in zip(subset, part, strict=True):
+                full[i] = value
+            loss = sum(full[i] * (sum(xx[i][j] * full[j] for j in range(3)) - 2 * xy[i]) for i in range(3))
+            if loss < best_loss:
+                best, best_loss = full, loss
+    return best
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Gaussian elimination with pivoting; None where the features do not differ enough to be told apart."""
+    n = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(n)]
+    scale = max(abs(matrix[i][i]) for i in range(n))
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda k: abs(rows[k][i]))
+        if abs(rows[pivot][i]) <= 1e-12 * scale:
+            return None
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for k in range(i + 1, n):
+            factor = rows[k][i] / rows[i][i]
+            rows[k] = [a - factor * b for a, b in zip(rows[k], rows[i], strict=True)]
+    solution = [0.0] * n
+    for i in reversed(range(n)):
+        solution[i] = (rows[i][n] - sum(rows[i][j] * solution[j] for j in range(i + 1, n))) / rows[i][i]
+    return solution

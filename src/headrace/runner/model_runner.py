@@ -1,0 +1,264 @@
+"""Runs plans with a real model, eagerly, on CPU or one CUDA device."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.config import EngineConfig, EngineInfo
+from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.models.loader import load_config, load_model, weight_bytes
+from headrace.runner.batch_inputs import Batch, BatchInputs
+from headrace.runner.deterministic import make_deterministic
+from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
+from headrace.runner.draws import request_key, unseeded_key
+from headrace.runner.interface import LOST_SLOT, NON_FINITE
+from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
+from headrace.runner.logprobs import token_logprobs
+from headrace.runner.memory import available_host_memory, physical_cores
+from headrace.runner.sampler import Sampled, Sampler
+from headrace.runner.sampling_table import SamplingTable
+from headrace.runner.token_history import TokenHistory
+from headrace.sampling_params import SamplingParams
+
+_PROMPT_LOGITS = 1 << 22  # logits of prompt positions that are held at once
+_WARM_UP_TOKENS = 24  # not a whole number of blocks of the usual size: the decode step has room
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outcome:
+    """What became of a row: its new token, or log probabilities of its prompt, or an error."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+class ModelRunner:
+    """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._device = resolve_device(config.device)
+        self._threads = config.threads or physical_cores()
+        torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
+        self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
+        self._model = load_model(config.model, dtype=self._dtype, device=self._device)
+        torch.set_num_threads(self._threads)
+        if config.deterministic:
+            make_deterministic(self._model)
+        model_config = self._model.config
+        self.block_size = config.block_size
+        self.vocab_size = model_config.vocab_size
+        self.eos_token_ids = model_config.eos_token_ids
+        self._seed = secrets.randbits(64) if config.seed is None else config.seed
+
+        shape = KVShape(
+            num_layers=model_config.num_layers,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            block_size=config.block_size,
+            dtype=self._dtype,
+        )
+        model_limit = model_config.max_position_embeddings
+        peak = self._peak_bytes(shape, min(config.max_model_len or model_limit, model_limit)) if self._device.type == "cuda" else 0
+        budget = kv_budget(config, self._device, peak)
+        sizes = size_storage(config, shape, model_limit=model_limit, budget=budget, available=available_host_memory())
+        self.num_blocks, self.num_host_blocks = sizes.num_blocks, sizes.num_host_blocks
+        self._use(KVStorage(shape, num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, device=self._device), sizes.max_model_len)
+        self._dry_run(min(_WARM_UP_TOKENS, self.max_model_len, self.num_blocks * self.block_size, config.max_num_batched_tokens))
+
+    def _use(self, storage: KVStorage, max_model_len: int) -> None:
+        config = self._config
+        num_slots = config.max_num_seqs
+        self.max_model_len = max_model_len
+        self._storage = storage
+        self._history = TokenHistory(num_slots=num_slots, max_model_len=max_model_len)
+        self._table = SamplingTable(num_slots)
+        self._unfit: list[str | None] = [None] * num_slots  # why a slot's request can't run
+        self._prompt_counts: list[int | None] = [None] * num_slots  # params.prompt_logprobs
+        self._inputs = BatchInputs(
+            history=self._history,
+            max_num_tokens=config.max_num_batched_tokens,
+            max_blocks=-(-max_model_len // config.block_size),
+            block_size=config.block_size,
+            device=self._device,
+            deterministic=config.deterministic,
+        )
+        self._sampler = Sampler(table=self._table, history=self._history, vocab_size=self.vocab_size, device=self._device)
+
+    def info(self, load_seconds: float) -> EngineInfo:
+        return EngineInfo(
+            model=self._config.model,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            dtype=str(self._dtype).removeprefix("torch."),
+            device=str(self._device),
+            threads=self._threads,
+            path="eager",
+            kv_bytes=self._storage.num_bytes,
+            weight_bytes=weight_bytes(self._model),
+            load_seconds=load_seconds,
+        )
+
+    def close(self) -> None:
+        del self._model, self._storage
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        begin = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                rows = self._run(plan)
+        except BaseException:
+            for row in plan.rows:
+                self._history.release(row.slot)
+            raise
+        return StepResult(step_id=plan.step_id, rows=rows, seconds=time.perf_counter() - begin)
+
+    def _run(self, plan: StepPlan) -> tuple[SampledRow, ...]:
+        self._storage.swap_out(plan.swap_out)
+        self._storage.swap_in(plan.swap_in)
+        self._storage.copy(plan.copies)
+        for start in plan.starts:
+            self._start(start)
+        results: dict[int, SampledRow] = {}
+        live: list[int] = []
+        for index, row in enumerate(plan.rows):
+            error = self._unfit[row.slot] if self._history.holds(row) else LOST_SLOT
+            if error is None:
+                self._inputs.place_blocks(row)
+                live.append(index)
+            else:
+                results[index] = SampledRow(request_id=row.request_id, error=error)
+        if live:
+            for index, result in zip(live, self._compute([plan.rows[index] for index in live]), strict=True):
+                results[index] = result
+        self._record([plan.rows[index] for index in live], [results[index] for index in live])
+        return tuple(results[index] for index in range(len(plan.rows)))
+
+    def _start(self, start: SlotStart) -> None:
+        params, slot = start.params, start.slot
+        self._history.start(start)
+        self._prompt_counts[slot] = params.prompt_logprobs
+        if params.seed is not None:
+            key = request_key(params.seed, params.choice_index)
+        else:
+            key = unseeded_key(self._seed, start.request_id, params.choice_index)
+        self._unfit[slot] = self._table.start(start, key=key, vocab_size=self.vocab_size)
+        low, high = min(start.token_ids), max(start.token_ids)
+        if low < 0 or high >= self.vocab_size:
+            self._unfit[slot] = f"the prompt has token {low if low < 0 else high}; the vocabulary has {self.vocab_size}"
+
+    def _record(self, rows: Sequence[Row], results: Sequence[SampledRow]) -> None:
+        """Appends the new tokens; a failed row's request has no next token, so rows planned ahead for it must not run."""
+        new = [(row.slot, result.token_ids[0]) for row, result in zip(rows, results, strict=True) if result.token_ids]
+        if new:
+            self._history.append(*zip(*new, strict=True))
+        for row, result in zip(rows, results, strict=True):
+            if result.error is not None:
+                self._history.release(row.slot)
+
+    def _compute(self, rows: Sequence[Row]) -> list[SampledRow]:
+        """One forward pass over `rows`, and what each of them asks of it."""
+        batch = self._inputs.build(rows)
+        hidden_TE = self._forward(batch)
+        first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
+        last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
+        scores = [self._score_prompt(row, hidden_TE[first[index] : last[index] + 1]) for index, row in enumerate(rows)]
+        sampling = [index for index, row in enumerate(rows) if row.sample]
+        tokens = dict(zip(sampling, self._sample([rows[i] for i in sampling], hidden_TE, [last[i] for i in sampling]), strict=True))
+        results = []
+        for index, row in enumerate(rows):
+            token = tokens.get(index, _Outcome())
+            error = scores[index].error or token.error
+            if error is not None:
+                results.append(SampledRow(request_id=row.request_id, error=error))
+                continue
+            results.append(
+                SampledRow(
+                    request_id=row.request_id,
+                    token_ids=token.token_ids,
+                    logprobs=token.logprobs,
+                    prompt_logprobs=scores[index].logprobs,
+                )
+            )
+        return results
+
+    def _forward(self, batch: Batch) -> Tensor:
+        return self._model(batch.input_ids_T, batch.meta.positions_T, self._storage.caches, batch.meta)
+
+    def _sample(self, rows: Sequence[Row], hidden_TE: Tensor, last: Sequence[int]) -> list[_Outcome]:
+        """The next token of each row, whose last hidden state stands at `last`."""
+        if not rows:
+            return []
+        lengths = self._history.length_S
+        assert all(row.start + row.num_tokens == lengths[row.slot] for row in rows), "a row samples before its last token"
+        logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(last, dtype=torch.int64).to(self._device)))
+        tokens = _outcomes(self._sampler.sample(logits_RV, [row.slot for row in rows]))
+        for place, row in enumerate(rows):
+            if tokens[place].error == NON_FINITE:  # once more without its batch mates before the request fails
+                hidden_TE = self._forward(self._inputs.build([row]))
+                tokens[place] = _outcomes(self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
+        return tokens
+
+    def _score_prompt(self, row: Row, hidden_TE: Tensor) -> _Outcome:
+        """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions."""
+        most = self._prompt_counts[row.slot]
+        if most is None:
+            return _Outcome()
+        end = min(row.start + row.num_tokens, int(self._history.num_prompt_S[row.slot]) - 1)  # last position scored
+        target_T = torch.from_numpy(self._history.tokens_SL[row.slot, row.start + 1 : max(row.start, end) + 1].astype(np.int64)).to(self._device)
+        logprobs: list[TokenLogprobs] = []
+        step = max(1, _PROMPT_LOGITS // self.vocab_size)
+        for first in range(0, len(target_T), step):
+            targets = target_T[first : first + step]
+            logits_TV = self._model.compute_logits(hidden_TE[first : first + len(targets)])
+            if not bool(logits_TV.amax(dim=1).isfinite().all()):
+                return _Outcome(error=NON_FINITE)
+            logprobs += token_logprobs(logits_TV, targets, [most] * len(targets))
+        return _Outcome(logprobs=tuple(logprobs))
+
+    def _peak_bytes(self, shape: KVShape, max_model_len: int) -> int:
+        """Most bytes that one largest step takes on CUDA beside the weights and the KV storage."""
+        num_tokens = min(self._config.max_num_batched_tokens, max_model_len)
+        num_blocks = -(-num_tokens // self.block_size)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._use(KVStorage(shape, num_blocks=num_blocks, num_host_blocks=0, device=self._device), max_model_len)
+        self._dry_run(num_tokens)
+        with torch.inference_mode():
+            self._model.compute_logits(torch.zeros(self._config.max_num_seqs, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
+        peak = torch.cuda.max_memory_allocated(self._device) - before - self._storage.num_bytes
+        del self._storage
+        torch.cuda.empty_cache()
+        return peak
+
+    def _dry_run(self, num_tokens: int) -> None:
+        """A prefill of `num_tokens` and, where there is room, a decode step, in blocks that nobody uses yet: what libraries set up on
+        first use is set up before the first request."""
+        params = SamplingParams(seed=0, top_p=0.9, logprobs=1)
+        blocks = tuple(range(-(-num_tokens // self.block_size)))
+        start = SlotStart(request_id="", slot=0, token_ids=(0,) * num_tokens, num_prompt_tokens=num_tokens, params=params, eos_token_ids=())
+        row = Row(request_id="", slot=0, start=0, num_tokens=num_tokens, token_ids=start.token_ids, block_offset=0, new_block_ids=blocks, sample=True)
+        self.execute(StepPlan(step_id=0, starts=(start,), rows=(row,)))
+        if num_tokens < min(self.max_model_len, len(blocks) * self.block_size):
+            row = replace(row, start=num_tokens, num_tokens=1, token_ids=(), new_block_ids=())
+            self.execute(StepPlan(step_id=0, rows=(row,)))
+        self._history.release(0)
+
+
+def _outcomes(sampled: Sampled) -> list[_Outcome]:
+    return [
+        _Outcome(token_ids=() if error else (token,), logprobs=None if entry is None else (entry,), error=error)
+        for token, entry, error in zip(sampled.token_ids, sampled.logprobs, sampled.errors, strict=True)
+    ]

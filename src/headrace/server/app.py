@@ -1,0 +1,43 @@
+"""The web application: routes, and the layers around them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
+
+from headrace.server import routes_chat, routes_completions, routes_operations, routes_tokenize
+from headrace.server.auth import ApiKeys
+from headrace.server.errors_to_json import ErrorsToJson, routing_error
+from headrace.server.request_log import RequestLog
+from headrace.server.service import Service
+
+FAMILIES = (routes_completions, routes_chat, routes_tokenize, routes_operations)
+
+
+def create_app(service: Service) -> Starlette:
+    """From the outside in: request id and log, CORS, errors, keys, routes.
+
+    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused.
+    """
+    routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
+    paths = frozenset(route.path_format for route in routes if isinstance(route, Route))
+    service.metrics.expect_paths(paths)
+    config = service.config
+    layers = [Middleware(RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests)]
+    if config.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=("GET", "POST", "OPTIONS"),
+                allow_headers=("*",),
+                expose_headers=("X-Request-Id", "Retry-After"),
+            )
+        )
+    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys)]
+    app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
+    app.router.redirect_slashes = False  # another spelling of a path is another path
+    return app

@@ -1,0 +1,61 @@
+"""The outermost layer: gives each request an id, counts it, and writes a line about it where the operator asked for that."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.observe.metrics import Metrics
+
+VALID_ID = re.compile(r"[!-~]{1,128}")
+
+logger = logging.getLogger("headrace.access")
+
+
+class RequestLog:
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, paths: frozenset[str], write_lines: bool) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+        self._write_lines = write_lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if VALID_ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            seconds = time.monotonic() - started
+            self._metrics.http_request(self._path_label(scope["path"]), status)
+            if self._write_lines:
+                self._write(scope, request_id, "client gone" if state.get("gone") else str(status), seconds)
+
+    def _path_label(self, path: str) -> str:
+        if path.startswith("/v1/models/"):
+            return "/v1/models/{name}"
+        return path if path in self._paths else "other"
+
+    def _write(self, scope: Scope, request_id: str, outcome: str, seconds: float) -> None:
+        usage = scope["state"].get("usage")
+        tokens = f" prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}" if usage is not None else ""
+        # ascii(): what a client put into a path must not forge a line of the log
+        logger.info("%s %s %s %.3fs id=%s%s", scope["method"], ascii(scope["path"][:200]), outcome, seconds, request_id, tokens)

@@ -1,0 +1,61 @@
+"""What operators and routers ask: models, life, readiness, metrics, version."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace import __version__
+from headrace.server.service import Service
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def model_object(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "headrace",
+        "root": service.model_names[0],
+        "parent": None,
+        "max_model_len": service.model().info.max_model_len,
+    }
+
+
+def routes(service: Service) -> list[Route]:
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model_object(service, name) for name in service.model_names]})
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(model_object(service, service.check_model_name(request.path_params["name"])))
+
+    async def health(request: Request) -> Response:
+        """Alive, which a process without hope of an engine is not."""
+        state = service.state
+        return JSONResponse({"status": state}, status_code=503 if state == "dead" else 200)
+
+    async def ready(request: Request) -> Response:
+        state = service.state
+        return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
+
+    async def metrics(request: Request) -> Response:
+        body, content_type = service.metrics.render(service.engine.stats, state=service.state, restarts=service.engine.restarts_total)
+        return Response(body, headers={"content-type": content_type})
+
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    table: list[tuple[str, Handler]] = [
+        ("/v1/models", models),
+        ("/v1/models/{name:path}", model),
+        ("/health", health),
+        ("/ready", ready),
+        ("/metrics", metrics),
+        ("/version", version),
+    ]
+    return [Route(path, handler, methods=["GET"]) for path, handler in table]

@@ -1,0 +1,246 @@
+"""The serving process: port, engine, signals, and an orderly end.
+
+The port is taken first, so that a wrong one is said at once; /health answers while the model loads, /ready only when it serves.
+SIGTERM or SIGINT drains: new requests are turned away, running ones end. A second signal, or `shutdown_timeout`, ends those by force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Generator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from headrace.config import EngineConfig, ServerConfig
+from headrace.engine.client import EngineClient
+from headrace.engine.generation import GenerationRequest
+from headrace.engine.generation import Generator as TextGenerator
+from headrace.errors import ConfigError, RequestError, StartError
+from headrace.sampling_params import SamplingParams
+from headrace.server.app import create_app
+from headrace.server.logprobs import TokenTexts
+from headrace.server.protocol import BoundedHttpProtocol
+from headrace.server.ready_message import ready_message
+from headrace.server.service import LoadedModel, Service
+from headrace.text.chat_template import ChatTemplate
+from headrace.text.tokenizer import Tokenizer
+
+KEEP_ALIVE_S = 75  # longer than clients' pools keep an idle connection
+LAST_WRITES_S = 3  # for responses that are still being sent when all requests have ended
+DEAD_CHECK_S = 0.5
+
+logger = logging.getLogger("headrace.server")
+
+
+def run(engine_config: EngineConfig, server_config: ServerConfig, *, model_name: str) -> int:
+    """Serves until a signal comes; returns the exit code. Raises `StartError` if the server cannot start."""
+    set_up_logging()
+    port = listen(server_config.host, server_config.port)
+    with contextlib.closing(port), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ServingProcess(engine_config, server_config, model_name, port).run())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `StartError` that names the address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise StartError(f"Cannot use --host {host}: {error.strerror or error}.") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"Cannot listen on {host} port {port}: {error.strerror or error}. Stop what uses it, or choose another --port.") from None
+    listener.setblocking(False)
+    return listener
+
+
+def set_up_logging() -> None:
+    """Our loggers to stderr, unless whoever embeds the server has set up logging."""
+    ours = logging.getLogger("headrace")
+    if not ours.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Signals:
+    """The first SIGTERM or SIGINT asks for the end, the second one for an end by force, the third one is obeyed on the spot."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.force = asyncio.Event()
+        self.number = 0  # of the latest
+
+    @contextlib.contextmanager
+    def caught(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._caught, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _caught(self, number: int) -> None:
+        self.number = number
+        if self.force.is_set():
+            os._exit(128 + number)
+        (self.force if self.stop.is_set() else self.stop).set()
+
+
+class ServingProcess:
+    """Everything between the start and the end of `headrace serve`."""
+
+    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, model_name: str, port: socket.socket) -> None:
+        self._engine_config = engine_config
+        self._config = server_config
+        self._names = server_config.served_model_names or (model_name,)
+        self._port = port
+
+    async def run(self) -> int:
+        self._signals = Signals()
+        self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts)
+        limit = self._engine_config.max_num_seqs + self._engine_config.max_num_queued_reqs
+        self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit)
+        http = HttpServer(self._uvicorn_config())
+        with self._signals.caught():
+            serving = asyncio.create_task(http.serve(sockets=[self._port]))
+            try:
+                return await self._until_the_end(serving)
+            finally:
+                http.force_exit = self._signals.force.is_set()
+                http.should_exit = True
+                await self._client.close()  # ends what still runs with an error
+                await serving
+                self._service.close()
+
+    async def _until_the_end(self, serving: asyncio.Task[None]) -> int:
+        loading = asyncio.create_task(self._load())
+        try:
+            await first_of(loading, self._signals.stop.wait(), serving)
+            if not loading.done():
+                return 0
+            await loading
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        assert self._service.loaded is not None
+        print(ready_message(self._service, self._service.loaded, url=self._url(), secured=bool(self._config.api_keys)), flush=True)
+        await first_of(self._signals.stop.wait(), self._engine_is_dead(), serving)
+        if not self._signals.stop.is_set():
+            logger.critical("the engine is dead for good; the server ends")
+            return 1
+        return await self._drain()
+
+    async def _load(self) -> None:
+        """The engine in its process and the tokenizer in a thread, both at once; then one token, to be sure that all of it works."""
+        starting = asyncio.create_task(self._client.start())
+        try:
+            tokenizer, template = await asyncio.to_thread(self._load_words)
+            info = await starting
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        generator = TextGenerator(self._client, tokenizer)
+        request = GenerationRequest(request_id="self-test", prompt_token_ids=(0,), params=SamplingParams(max_tokens=1, temperature=0.0))
+        try:
+            async for _ in generator.generate(request):
+                pass
+        except RequestError as error:
+            raise StartError(f"The model was loaded, but a first token could not be computed: {error}") from None
+        self._service.loaded = LoadedModel(info=info, tokenizer=tokenizer, template=template, generator=generator, token_texts=TokenTexts(tokenizer))
+
+    def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
+        tokenizer = Tokenizer.load(self._engine_config.model)
+        given = self._config.chat_template
+        return tokenizer, ChatTemplate(tokenizer.chat_template if given is None else read_template(given), tokenizer)
+
+    async def _drain(self) -> int:
+        """Turns new requests away and waits for those that run; 0 if all of them ended in time."""
+        self._service.draining = True
+        running = self._service.admission.active
+        if running:
+            logger.info("shutting down: %d requests may run for %g more seconds; a second signal ends them", running, self._config.shutdown_timeout)
+        idle = self._service.admission.idle
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.shutdown_timeout):
+                await first_of(idle.wait(), self._signals.force.wait())
+        if idle.is_set():
+            return 0
+        logger.warning("ending %d requests that have not finished", self._service.admission.active)
+        return 128 + self._signals.number if self._signals.force.is_set() else 0
+
+    async def _engine_is_dead(self) -> None:
+        while self._client.state != "dead":  # noqa: ASYNC110 - the client has no event for it, and half a second is soon enough
+            await asyncio.sleep(DEAD_CHECK_S)
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        config = uvicorn.Config(
+            create_app(self._service),
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LAST_WRITES_S,
+            ssl_certfile=self._config.ssl_certfile,
+            ssl_keyfile=self._config.ssl_keyfile,
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--ssl-certfile or --ssl-keyfile cannot be used: {error}.") from None
+        return config
+
+    def _url(self) -> str:
+        host, port = self._port.getsockname()[:2]
+        scheme = "https" if self._config.ssl_certfile else "http"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def read_template(given: str) -> str:
+    """`--chat-template`: the path of a file, or the template itself."""
+    if "{" in given:
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {given} is no template and no file that can be read: {error}.") from None
+
+
+async def first_of(*awaitables: Awaitable[Any]) -> None:
+    """Returns when the first one is done. Coroutines are cancelled then; tasks go on."""
+    mine = {asyncio.ensure_future(awaitable) for awaitable in awaitables if not isinstance(awaitable, asyncio.Future)}
+    try:
+        await asyncio.wait({*mine, *(item for item in awaitables if isinstance(item, asyncio.Future))}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)

@@ -1,0 +1,75 @@
+"""Fields that clients know from other APIs and that are refused here, each with the reason and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import InvalidRequest
+
+NO_AUDIO = "Audio is not supported; this server answers with text."
+NO_TOOLS = "Tool calls are not supported by this version; leave {field} out."
+NO_STRUCTURE = 'Structured output is not supported by this version; leave {field} out, or use {{"type": "text"}} where it is a format.'
+NO_LEGACY = "{field} is not supported; describe the change in the prompt instead."
+
+Rule = tuple[Callable[[Any, dict[str, Any]], bool], str]  # (whether the value asks for nothing, reason)
+
+
+def _never(value: Any, body: dict[str, Any]) -> bool:
+    return False
+
+
+def _same_as_n(value: Any, body: dict[str, Any]) -> bool:
+    return type(value) is int and value == (1 if body.get("n") is None else body["n"])
+
+
+def _text_only(value: Any, body: dict[str, Any]) -> bool:
+    return bool(value == ["text"])
+
+
+def _text_format(value: Any, body: dict[str, Any]) -> bool:
+    return bool(value == {"type": "text"})
+
+
+def _none(value: Any, body: dict[str, Any]) -> bool:
+    return bool(value == "none")
+
+
+def _not_stored(value: Any, body: dict[str, Any]) -> bool:
+    return value is False
+
+
+UNSUPPORTED: dict[str, Rule] = {
+    "suffix": (_never, NO_LEGACY),
+    "best_of": (_same_as_n, "best_of is not supported; ask for n choices and choose among them."),
+    "audio": (_never, NO_AUDIO),
+    "modalities": (_text_only, 'modalities may only be ["text"]: ' + NO_AUDIO),
+    "web_search_options": (_never, "web_search_options is not supported; this server does not search the web."),
+    "tools": (_never, NO_TOOLS),
+    "tool_choice": (_none, "tool_choice is allowed only together with tools. " + NO_TOOLS),
+    "functions": (_never, NO_TOOLS),
+    "function_call": (_none, NO_TOOLS),
+    "response_format": (_text_format, NO_STRUCTURE),
+    "structured_outputs": (_never, NO_STRUCTURE),
+    "guided_json": (_never, NO_STRUCTURE),
+    "guided_regex": (_never, NO_STRUCTURE),
+    "guided_choice": (_never, NO_STRUCTURE),
+    "guided_grammar": (_never, NO_STRUCTURE),
+    "reasoning_effort": (_none, "reasoning_effort is not supported; pass options of the model's template in chat_template_kwargs."),
+    "verbosity": (_never, "verbosity is not supported; ask for the length in the prompt."),
+    "store": (_not_stored, "store must be false: this server keeps no answers."),
+    "use_beam_search": (_not_stored, "use_beam_search is not supported; use temperature 0 for the likeliest text."),
+    "logits_processors": (_never, "logits_processors is not supported; use logit_bias or allowed_token_ids."),
+    "documents": (_never, "documents is not supported; put them into the messages."),
+}
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Raise `InvalidRequest` for the first field that asks for what is not there, and take out those that ask for nothing."""
+    for field, (harmless, reason) in UNSUPPORTED.items():
+        if field not in body:
+            continue
+        value = body[field]
+        if value is not None and not harmless(value, body):
+            raise InvalidRequest(reason.format(field=field), param=field, code="unsupported_value")
+        del body[field]

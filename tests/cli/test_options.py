@@ -1,0 +1,34 @@
+"""The flags are a promise: the list is frozen here, and every setting has exactly one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace.cli.options import SERVE_GROUPS
+from headrace.config import EngineConfig, ServerConfig
+
+FLAGS = """
+allowed-origins api-key async-scheduling block-size body-timeout chat-template deterministic device dtype enable-chunked-prefill
+enable-log-requests enable-prefix-caching gpu-memory-utilization host kv-cache-memory-bytes kv-memory max-body-size max-model-len
+max-num-batched-tokens max-num-queued-reqs max-num-seqs max-restarts num-gpu-blocks-override port preemption-mode quantization
+runner-factory scheduling-policy seed served-model-name session-lease shutdown-timeout ssl-certfile ssl-keyfile step-timeout swap-space
+target-itl-ms threads trust-request-chat-template
+"""
+
+OPTIONS = [option for _, group in SERVE_GROUPS for option in group]
+
+
+def test_flags_are_frozen() -> None:
+    assert sorted(name for option in OPTIONS for name in option.names) == FLAGS.split()
+
+
+def test_every_setting_has_one_flag() -> None:
+    for owner, apart in ((EngineConfig, {"model"}), (ServerConfig, set())):
+        fields = sorted(field.name for field in dataclasses.fields(owner) if field.name not in apart)
+        assert sorted(option.field for option in OPTIONS if option.owner is owner) == fields
+
+
+def test_no_default_is_said_wrongly() -> None:
+    for option in OPTIONS:
+        assert "%" not in option.help
+        assert option.default is not dataclasses.MISSING

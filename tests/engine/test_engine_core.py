@@ -1,0 +1,337 @@
+"""The loop alone: a scheduler that only counts, and a runner that tests hold and let go."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.engine import engine_core
+from headrace.engine.engine_core import EngineBroken, EngineCore
+from headrace.engine.wire import Abort, Add, Heartbeat, Outputs, Shutdown
+from headrace.sampling_params import SamplingParams
+
+
+class CountingScheduler:
+    """Gives each request one row a step until it has had max_tokens of them. `log` holds what was called, in order."""
+
+    def __init__(self, *, queue_size: int = 100) -> None:
+        self.queue_size = queue_size
+        self.left: dict[str, int] = {}  # rows still to be planned
+        self.open: dict[str, int] = {}  # tokens still to be emitted
+        self.outstanding: list[StepPlan] = []
+        self.steps = 0
+        self.log: list[str] = []
+        self.unsent: list[TokenOutput] = []  # ended by plan
+
+    def add(self, message: AddRequest, now: float) -> TokenOutput | None:
+        if len(self.open) >= self.queue_size:
+            return TokenOutput(request_id=message.request_id, finish_reason="error", error_code="queue_full", error_message="full")
+        self.left[message.request_id] = self.open[message.request_id] = message.params.max_tokens or 0
+        return None
+
+    def abort(self, message: AbortRequest) -> TokenOutput | None:
+        self.log.append(f"abort {message.request_id}")
+        self.left.pop(message.request_id, None)
+        if self.open.pop(message.request_id, None) is None:
+            return None
+        return TokenOutput(request_id=message.request_id, finish_reason=message.reason)
+
+    def plan(self, now: float) -> StepPlan | None:
+        late = [name for name in self.left if name.startswith("late")]
+        for name in late:
+            del self.left[name], self.open[name]
+        self.unsent += [TokenOutput(request_id=name, finish_reason="error", error_code="deadline_exceeded") for name in late]
+        names = [name for name, left in self.left.items() if left]
+        if not names:
+            return None
+        assert len(self.outstanding) < 2
+        self.steps += 1
+        self.log.append(f"plan {self.steps}")
+        for name in names:
+            self.left[name] -= 1
+        rows = tuple(
+            Row(request_id=name, slot=0, start=0, num_tokens=1, token_ids=(), block_offset=0, new_block_ids=(), sample=True) for name in names
+        )
+        plan = StepPlan(step_id=self.steps, rows=rows)
+        self.outstanding.append(plan)
+        return plan
+
+    def update(self, result: StepResult, now: float) -> list[TokenOutput]:
+        self.log.append(f"update {result.step_id}")
+        assert self.outstanding.pop(0).step_id == result.step_id
+        outputs = []
+        for row in result.rows:
+            if row.request_id in self.open:
+                self.open[row.request_id] -= 1
+                done = self.open[row.request_id] == 0
+                outputs.append(TokenOutput(request_id=row.request_id, token_ids=row.token_ids, finish_reason="length" if done else None))
+                if done:
+                    del self.open[row.request_id]
+        return outputs
+
+    def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]:
+        self.log.append(f"fail {plan.step_id}")
+        self.outstanding.remove(plan)
+        names = [row.request_id for row in plan.rows if self.open.pop(row.request_id, None) is not None]
+        for name in names:
+            del self.left[name]
+        return [TokenOutput(request_id=name, finish_reason="error", error_code="request_failed", error_message=message) for name in names]
+
+    def take_outputs(self) -> list[TokenOutput]:
+        outputs, self.unsent = self.unsent, []
+        return outputs
+
+    def retry_after(self) -> int:
+        return 7
+
+    def has_work(self) -> bool:
+        return bool(self.open or self.unsent)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(**dict.fromkeys(SchedulerStats.__slots__, 0) | {"num_running": len(self.open)})
+
+
+class HeldRunner:
+    """Runs a step when the test lets one go; all at once if it is not held."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.permits = threading.Semaphore(0)
+        self.held = held
+        self.begun: list[int] = []
+        self.errors: dict[int, BaseException] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.begun.append(plan.step_id)
+        if self.held:
+            assert self.permits.acquire(timeout=10)
+        if plan.step_id in self.errors:
+            raise self.errors[plan.step_id]
+        rows = tuple(SampledRow(request_id=row.request_id, token_ids=(plan.step_id,)) for row in plan.rows)
+        return StepResult(step_id=plan.step_id, rows=rows, seconds=0.0)
+
+
+class Bench:
+    """A core in a thread, and what it emitted."""
+
+    def __init__(self, scheduler: CountingScheduler, runner: HeldRunner, *, async_scheduling: bool) -> None:
+        self.scheduler, self.runner = scheduler, runner
+        self.emitted: list[Outputs | Heartbeat] = []
+        self.error: BaseException | None = None
+        self.core = EngineCore(runner, scheduler, self.emitted.append, async_scheduling=async_scheduling)
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.core.run()
+        except BaseException as error:
+            self.error = error
+
+    def add(self, name: str, max_tokens: int) -> None:
+        params = SamplingParams(max_tokens=max_tokens)
+        self.core.post(Add(AddRequest(request_id=name, prompt_token_ids=(1,), params=params, arrival=0.0)))
+
+    def outputs(self) -> list[TokenOutput]:
+        return [output for message in list(self.emitted) if isinstance(message, Outputs) for output in message.outputs]
+
+    def ends(self) -> dict[str, str]:
+        return {output.request_id: output.finish_reason for output in self.outputs() if output.finish_reason}
+
+    def heartbeats(self) -> list[Heartbeat]:
+        return [message for message in list(self.emitted) if isinstance(message, Heartbeat)]
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.002)
+
+
+@contextmanager
+def running(*, held: bool = False, async_scheduling: bool = True, queue_size: int = 100) -> Iterator[Bench]:
+    bench = Bench(CountingScheduler(queue_size=queue_size), HeldRunner(held=held), async_scheduling=async_scheduling)
+    bench.thread.start()
+    try:
+        yield bench
+    finally:
+        bench.runner.permits.release(1000)
+        bench.core.post(Shutdown())
+        bench.thread.join(10)
+        assert not bench.thread.is_alive()
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_every_request_gets_all_its_tokens_and_one_end(async_scheduling):
+    with running(async_scheduling=async_scheduling) as bench:
+        wanted = {f"r{i}": i % 7 + 1 for i in range(40)}
+        for name, count in wanted.items():
+            bench.add(name, count)
+        until(lambda: len(bench.ends()) == len(wanted))
+        outputs = bench.outputs()
+        assert {name: sum(len(o.token_ids) for o in outputs if o.request_id == name) for name in wanted} == wanted
+        assert sum(output.finish_reason is not None for output in outputs) == len(wanted)
+
+
+def test_the_next_step_is_planned_while_one_runs():
+    with running(held=True) as bench:
+        bench.add("a", 3)
+        until(lambda: bench.scheduler.log == ["plan 1", "plan 2"])
+        assert bench.runner.begun == [1]
+        bench.runner.permits.release()
+        until(lambda: bench.runner.begun == [1, 2])
+        until(lambda: bench.scheduler.log[2:] == ["update 1", "plan 3"])
+
+
+def test_without_async_scheduling_a_step_is_planned_when_the_last_one_is_known():
+    with running(held=True, async_scheduling=False) as bench:
+        bench.add("a", 2)
+        until(lambda: bench.runner.begun == [1])
+        time.sleep(0.05)
+        assert bench.scheduler.log == ["plan 1"]
+        bench.runner.permits.release()
+        until(lambda: bench.scheduler.log == ["plan 1", "update 1", "plan 2"])
+
+
+def test_outputs_of_a_step_leave_in_one_frame():
+    with running(held=True) as bench:
+        for i in range(5):
+            bench.add(f"r{i}", 2)
+        until(lambda: len(bench.runner.begun) == 1)
+        bench.runner.permits.release(5)
+        until(lambda: len(bench.ends()) == 5)
+    frames = [message for message in bench.emitted if isinstance(message, Outputs)]
+    assert all(len({output.token_ids for output in frame.outputs}) == 1 for frame in frames)
+    assert max(len(frame.outputs) for frame in frames) >= 4
+
+
+def test_an_idle_loop_sleeps(monkeypatch):
+    monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.01)
+    with running() as bench:
+        bench.add("a", 2)
+        until(lambda: bench.heartbeats() and bench.heartbeats()[-1].steps_total == 2 and bench.heartbeats()[-1].step_started is None)
+        turns = []
+        bench.scheduler.has_work = lambda: turns.append(1)
+        time.sleep(0.2)
+        assert not turns
+        beats = len(bench.heartbeats())
+        assert bench.heartbeats()[-1].step_started is None
+        time.sleep(0.1)
+        assert len(bench.heartbeats()) == beats
+        del bench.scheduler.has_work
+
+
+def test_a_long_step_is_told_by_heartbeats(monkeypatch):
+    monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.02)
+    with running(held=True) as bench:
+        begin = time.monotonic()
+        bench.add("a", 1)
+        until(lambda: len([beat for beat in bench.heartbeats() if beat.step_started is not None]) >= 3)
+        starts = {beat.step_started for beat in bench.heartbeats() if beat.step_started is not None}
+        assert len(starts) == 1
+        assert begin <= starts.pop() <= time.monotonic()
+        bench.runner.permits.release()
+        until(lambda: bench.heartbeats()[-1].step_started is None)
+        assert bench.heartbeats()[-1].steps_total == 1
+        assert bench.heartbeats()[-1].step_seconds_total >= 0.02
+
+
+def test_heartbeats_are_few():
+    with running() as bench:
+        begin = time.monotonic()
+        bench.add("a", 3000)
+        until(lambda: bench.ends())
+        seconds = time.monotonic() - begin
+    assert len(bench.heartbeats()) <= seconds / engine_core.HEARTBEAT_S + 4  # at start, at rest, and at the stop
+
+
+def test_an_abort_is_handled_while_a_step_runs():
+    with running(held=True) as bench:
+        bench.add("a", 10)
+        until(lambda: bench.runner.begun == [1])
+        bench.core.post(Abort(AbortRequest(request_id="a")))
+        until(lambda: bench.ends() == {"a": "abort"})
+        assert bench.runner.begun == [1]
+        bench.runner.permits.release(5)
+        until(lambda: bench.heartbeats()[-1].step_started is None)
+        assert bench.ends() == {"a": "abort"}
+        assert [output.token_ids for output in bench.outputs()] == [()]
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3)])
+def test_a_step_that_raises_ends_its_requests_alone(async_scheduling, error, caplog):
+    with running(held=True, async_scheduling=async_scheduling) as bench:
+        bench.runner.errors[2] = error
+        bench.add("a", 5)
+        bench.add("b", 5)
+        until(lambda: bench.runner.begun == [1])
+        bench.runner.permits.release(2)
+        until(lambda: bench.ends() == {"a": "error", "b": "error"})
+        assert type(error).__name__ in bench.outputs()[-1].error_message
+        bench.add("c", 2)
+        bench.runner.permits.release(10)
+        until(lambda: bench.ends().get("c") == "length")
+        assert not bench.scheduler.outstanding
+        assert 3 not in bench.runner.begun or not async_scheduling  # what was planned behind the failed step never runs
+    assert "failed" in caplog.text
+    assert bench.error is None
+
+
+def test_steps_that_keep_failing_end_the_engine(caplog):
+    bench = Bench(CountingScheduler(), HeldRunner(), async_scheduling=False)
+    bench.runner.errors = {step: RuntimeError(f"broken {step}") for step in (1, 2, 4, 5, 6)}  # two in a row are forgiven
+    bench.thread.start()
+    for i in range(6):
+        bench.add(f"r{i}", 1)
+        until(lambda i=i: f"r{i}" in bench.ends())
+    bench.thread.join(5)
+    assert bench.ends() == {f"r{i}": "length" if i == 2 else "error" for i in range(6)}
+    assert isinstance(bench.error, EngineBroken)
+    assert "broken 6" in str(bench.error)
+
+
+def test_a_refusal_says_when_to_come_back():
+    with running(held=True, queue_size=1) as bench:
+        bench.add("a", 1)
+        bench.add("b", 1)
+        until(lambda: "b" in bench.ends())
+        frame = next(message for message in bench.emitted if isinstance(message, Outputs))
+        assert (frame.outputs[0].error_code, frame.retry_after) == ("queue_full", 7)
+        bench.runner.permits.release()
+        until(lambda: "a" in bench.ends())
+        last = [message for message in bench.emitted if isinstance(message, Outputs)][-1]
+        assert last.retry_after is None
+
+
+def test_what_planning_ends_is_sent_at_once():
+    with running(held=True) as bench:
+        bench.add("late", 1)
+        until(lambda: bench.ends() == {"late": "error"})
+        bench.add("a", 1)
+        bench.add("late too", 1)
+        until(lambda: bench.ends() == {"late": "error", "late too": "error"})
+
+
+def test_shutdown_waits_for_the_running_step_only():
+    with running(held=True) as bench:
+        bench.add("a", 100)
+        until(lambda: bench.runner.begun == [1])
+        bench.core.post(Shutdown())
+        time.sleep(0.02)
+        assert bench.thread.is_alive()
+        bench.runner.permits.release(100)
+        bench.thread.join(5)
+        assert bench.runner.begun == [1]
+
+
+def test_a_fault_of_the_scheduler_ends_the_loop():
+    """Its state is unknown then: the process must go."""
+    bench = Bench(CountingScheduler(), HeldRunner(), async_scheduling=True)
+    bench.scheduler.update = lambda result, now: 1 / 0
+    bench.thread.start()
+    bench.add("a", 1)
+    bench.thread.join(5)
+    assert isinstance(bench.error, ZeroDivisionError)

@@ -1,0 +1,17 @@
+"""Tiny models run fastest on one thread; the real one takes what the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("real_model") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,213 @@
+"""What only a real socket shows: clients that hang up, framing, bytes that are no HTTP, large bodies beside a stream."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+import uvicorn
+
+from headrace.server import protocol
+from headrace.server.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from headrace.server.serve import HttpServer, listen
+from headrace.text.tokenizer import Tokenizer
+from tests.server.fakes import World, refused
+
+
+class Site:
+    """A world behind a port."""
+
+    def __init__(self, world: World, port: int) -> None:
+        self.world = world
+        self.port = port
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    @staticmethod
+    def wire(path: str, body: object) -> bytes:
+        data = json.dumps(body).encode()
+        return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+    async def raw(self, data: bytes) -> bytes:
+        reader, writer = await self.connect()
+        writer.write(data)
+        received = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        return received
+
+
+async def until(condition: Callable[[], bool], seconds: float = 3) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "still not so"
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def site(tokenizer: Tokenizer) -> AsyncIterator[Site]:
+    world = World(tokenizer)
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(
+        world.app, http=BoundedHttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
+    server = HttpServer(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    yield Site(world, listener.getsockname()[1])
+    server.should_exit = True
+    await serving
+    await world.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_client_that_hangs_up_frees_everything(site: Site, stream: bool, started: bool):
+    world = site.world
+    world.generator.pause = asyncio.Event()
+    world.generator.delay = {} if started else {1: 60}
+    _, writer = await site.connect()
+    writer.write(site.wire("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "stream": stream}))
+    await until(lambda: world.generator.open == 2)
+    assert world.service.admission.active == 1
+    writer.close()
+    await until(lambda: world.generator.open == 0 and world.service.admission.active == 0)
+    assert world.service.bodies.used == 0
+    text = world.service.metrics.render(None, state="ready")[0].decode()
+    assert 'headrace_request_success_total{finished_reason="abort",model_name="tiny"} 4.0' in text
+    outcome = "2xx" if stream and started else "client_gone"
+    assert f'headrace_http_requests_total{{outcome="{outcome}",path="/v1/completions"}} 1.0' in text
+
+
+async def test_a_connection_serves_on_after_a_stream(site: Site):
+    reader, writer = await site.connect()
+    for _ in range(2):
+        writer.write(site.wire("/v1/completions", {"prompt": "x", "max_tokens": 3, "stream": True}))
+        received = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"data: [DONE]" in received
+    writer.close()
+
+
+async def test_events_are_written_while_the_answer_is_made(site: Site):
+    site.world.generator.pause = asyncio.Event()
+    reader, writer = await site.connect()
+    writer.write(site.wire("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}))
+    first = await asyncio.wait_for(reader.readuntil(b'"H"}'), 5)
+    assert b'"role":"assistant"' in first
+    site.world.generator.pause.set()
+    assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEAD_BYTES + 1) + b"\r\n\r\n",
+        b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 40_000 + b"\r\n",
+    ],
+)
+async def test_bytes_that_are_no_request_get_a_400_and_the_server_lives(site: Site, data: bytes):
+    answer = await site.raw(data)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert b'"error"' in answer
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{site.port}/health")).status_code == 200
+
+
+async def test_a_head_that_does_not_end_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT", 0.1)
+    for data in (b"", b"GET /health HTTP/1.1\r\nHost:"):
+        assert await site.raw(data) == b""
+    reader, writer = await site.connect()
+    for _ in range(2):  # between requests a connection may be idle for longer
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"}"), 5)).startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(0.2)
+    writer.close()
+
+
+async def test_a_chunked_body_is_read_whole(site: Site):
+    reader, writer = await site.connect()
+    body = json.dumps({"prompt": "héé"}).encode()
+    writer.write(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+    for byte in body:
+        writer.write(b"1\r\n%c\r\n" % byte)
+        await asyncio.sleep(0)
+    writer.write(b"0\r\n\r\n")
+    assert b'"count":5' in await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+async def test_a_large_body_does_not_stop_a_stream(site: Site):
+    """While bodies of 20 MB and of 10,000 levels are refused, a running stream goes on."""
+    bodies = [
+        json.dumps({"prompt": "word " * 4_000_000}).encode(),
+        b'{"prompt": [' + b"{}," * 6_000_000 + b"{}]}",
+        b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    ]
+    gaps: list[float] = []
+    finished = asyncio.Event()
+
+    async def stream() -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+            while not finished.is_set():
+                async with client.stream(
+                    "POST", f"http://127.0.0.1:{site.port}/v1/completions", json={"prompt": "x", "max_tokens": 100, "stream": True}
+                ) as response:
+                    last = time.monotonic()
+                    async for _ in response.aiter_raw():
+                        now = time.monotonic()
+                        gaps.append(now - last)
+                        last = now
+
+    running = asyncio.create_task(stream())
+
+    def send_all() -> list[tuple[httpx.Response, float]]:
+        answers = []
+        with httpx.Client(trust_env=False, timeout=30) as client:
+            for body in bodies:
+                started = time.monotonic()
+                answers.append((client.post(f"http://127.0.0.1:{site.port}/v1/completions", content=body), time.monotonic() - started))
+        return answers
+
+    answers = await asyncio.to_thread(send_all)
+    finished.set()
+    await running
+    for response, seconds in answers:
+        refused(response)
+        assert seconds < 2
+    assert max(gaps) < 0.5, f"the largest gap was {max(gaps):.3f} s"
+
+
+async def test_the_official_client(site: Site):
+    openai = pytest.importorskip("openai")
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{site.port}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["tiny", "other/name"]
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+        plain = await client.chat.completions.create(**chat)
+        async with client.chat.completions.stream(**chat) as stream:
+            pieces = [event.delta async for event in stream if event.type == "content.delta"]
+        assert "".join(pieces) == plain.choices[0].message.content
+        asked = {"model": "tiny", "prompt": "x", "max_tokens": 5}
+        completion = await client.completions.create(**asked)
+        chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True, stream_options={"include_usage": True})]
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == completion.choices[0].text
+        assert chunks[-1].usage.completion_tokens == 5
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(**chat, temperature=-3)
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.completions.create(model="nope", prompt="x")
+        assert missing.value.code == "model_not_found"

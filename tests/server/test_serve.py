@@ -1,0 +1,262 @@
+"""The serving process from outside, with a real engine process around the fake runner."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace.config import EngineConfig, ServerConfig
+from headrace.errors import ConfigError, StartError
+from headrace.server.ready_message import ready_message
+from headrace.server.serve import listen, read_template, run
+from tests.server.fakes import World, refused, write_model
+
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    """`headrace serve` on a model of the fake runner."""
+
+    def __init__(self, model: Path, *flags: str, port: int | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = port or probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = model / "log.txt"
+        command = [sys.executable, "-m", "headrace", "serve", str(model), "--port", str(self.port)]
+        command += ["--runner-factory", "tests.server.fakes:make_runner", "--max-num-seqs", "8", *flags]
+        with self.log.open("wb") as log:
+            self.popen = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def status(self, path: str) -> int | None:
+        try:
+            return httpx.get(self.url + path, timeout=5, trust_env=False).status_code
+        except httpx.HTTPError:
+            return None
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"still not so\n{self.output()}"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.popen.poll() is None, self.output()
+            return self.status("/ready") == 200
+
+        self.until(ready)
+
+    def complete(self, **body: object) -> httpx.Response:
+        fields = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True, **body}
+        return httpx.post(f"{self.url}/v1/completions", json=fields, timeout=30, trust_env=False)
+
+    def wait_running(self, count: int) -> None:
+        """Until the engine computes so many requests."""
+        line = re.compile(rf"^headrace_num_requests_running{{.*}} {count}\.0$", re.MULTILINE)
+        self.until(lambda: line.search(httpx.get(f"{self.url}/metrics", trust_env=False).text) is not None)
+
+    def ended(self, seconds: float = 15) -> int:
+        return self.popen.wait(seconds)
+
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
+        (pid,) = (int(child) for child in children if b"engine_host" in Path(f"/proc/{child}/cmdline").read_bytes())
+        return pid
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start(*flags, port=..., **script)` starts a server whose fake runner follows the script."""
+    started: list[Process] = []
+
+    def start(*flags: str, port: int | None = None, **script: object) -> Process:
+        model = write_model(tmp_path / f"model-{len(started)}", **script)
+        started.append(Process(model, *flags, port=port))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def test_from_start_to_an_idle_end(start: Start):
+    process = start(start_seconds=1)
+    process.until(lambda: process.status("/health") == 200)
+    assert process.status("/ready") == 503
+    refused(process.complete(), 503, code="engine_unavailable")
+    process.wait_ready()
+    first, again = process.complete(seed=1, temperature=0), process.complete(seed=2, temperature=0)
+    assert first.json()["choices"] == again.json()["choices"]
+    assert first.json()["usage"]["completion_tokens"] == 5
+    assert f"is ready at {process.url}" in process.output()
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.ended(5) == 0
+    assert process.status("/health") is None
+    assert "Traceback" not in process.output()
+
+
+def test_the_printed_request_works(start: Start):
+    process = start("--api-key", "sk-1", eos_every=0, low=97, high=123)
+    process.until(lambda: "curl" in process.output())
+    command = process.output()[process.output().index("curl") :].replace("YOUR_API_KEY", "sk-1")
+    assert "sk-1" not in process.output()
+    done = subprocess.run(["bash", "-c", command.replace("curl", "curl -s --noproxy '*'")], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_running_requests_may_end(start: Start, pool: ThreadPoolExecutor):
+    process = start(step_seconds=0.02)
+    process.wait_ready()
+    plain = pool.submit(process.complete, max_tokens=100)
+    stream = pool.submit(process.complete, max_tokens=100, stream=True)
+    process.wait_running(2)
+    process.popen.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert process.status("/ready") == 503
+    refused(process.complete(), 503, code="engine_unavailable")
+    assert plain.result().json()["usage"]["completion_tokens"] == 100
+    assert stream.result().text.endswith("data: [DONE]\n\n")
+    assert process.ended(5) == 0
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_those_that_take_too_long_end_with_an_error(start: Start, pool: ThreadPoolExecutor, force: bool):
+    process = start("--shutdown-timeout", "60" if force else "0.5", step_seconds=0.05)
+    process.wait_ready()
+    stream = pool.submit(process.complete, max_tokens=400, stream=True)
+    plain = pool.submit(process.complete, max_tokens=400)
+    process.wait_running(2)
+    process.popen.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    if force:
+        process.popen.send_signal(signal.SIGTERM)
+    assert process.ended(10) == (128 + signal.SIGTERM if force else 0)
+    *_, last = stream.result().text.split("\n\n")[:-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    refused(plain.result(), 503)
+
+
+def test_a_dead_engine_ends_streams_with_an_error_and_comes_back(start: Start, pool: ThreadPoolExecutor):
+    process = start(step_seconds=0.02, start_seconds=0.5)
+    process.wait_ready()
+    stream = pool.submit(process.complete, max_tokens=400, stream=True)
+    plain = pool.submit(process.complete, max_tokens=400)
+    process.wait_running(2)
+    os.kill(process.engine_pid(), signal.SIGKILL)
+    *_, last = stream.result().text.split("\n\n")[:-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    refused(plain.result(), 503)
+    assert process.status("/ready") == 503
+    assert process.status("/health") == 200
+    process.wait_ready()
+    assert process.complete().status_code == 200
+    metrics = httpx.get(f"{process.url}/metrics", trust_env=False).text
+    assert "headrace_engine_restarts_total 1.0" in metrics
+
+
+def test_an_engine_that_cannot_be_kept_alive_ends_the_server(start: Start, pool: ThreadPoolExecutor):
+    process = start("--max-restarts", "0", step_seconds=0.02)
+    process.wait_ready()
+    os.kill(process.engine_pid(), signal.SIGKILL)
+    assert process.ended(10) == 1
+
+
+def test_a_model_that_does_not_start_ends_the_server(start: Start):
+    process = start(fail_start="the file is torn")
+    assert process.ended() == 1
+    assert "headrace: error: the file is torn" in process.output()
+    assert "Traceback" not in process.output()
+
+
+def test_a_model_that_cannot_compute_is_never_ready(start: Start):
+    process = start(nan_token=0)
+    assert process.ended() == 1
+    assert "a first token could not be computed" in process.output()
+    assert "Traceback" not in process.output()
+
+
+def test_a_signal_while_the_model_loads_ends_at_once(start: Start):
+    process = start(start_seconds=30)
+    process.until(lambda: process.status("/health") == 200)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.ended(8) == 0
+    assert "Traceback" not in process.output()
+
+
+def test_a_busy_port_is_said_at_once(start: Start):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process = start(port=port, start_seconds=30)
+        assert process.ended(10) == 1
+        assert str(port) in process.output()
+        assert "Traceback" not in process.output()
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ({"ssl_certfile": "/no/such.pem"}, "--ssl-certfile"),
+        ({"host": "no.such.host.invalid"}, "--host"),
+        ({"chat_template": "/no/such.jinja"}, "--chat-template"),
+        ({"chat_template": "{% if %}"}, "chat template"),
+    ],
+)
+def test_settings_that_cannot_work_end_the_start_with_a_word(tmp_path: Path, setting: dict[str, str], word: str):
+    engine = EngineConfig(model=str(write_model(tmp_path)), runner_factory="tests.server.fakes:make_runner")
+    with pytest.raises(StartError, match=word):
+        run(engine, ServerConfig(**{"port": 0, **setting}), model_name="tiny")  # type: ignore[arg-type]
+
+
+def test_listen_says_what_is_wrong():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"port {port}"):
+            listen("127.0.0.1", port)
+    with listen("::1", 0) as listener:
+        assert listener.family == socket.AF_INET6
+
+
+def test_a_chat_template_is_a_file_or_text(tmp_path: Path):
+    (tmp_path / "a.jinja").write_text("from a file")
+    assert read_template(str(tmp_path / "a.jinja")) == "from a file"
+    assert read_template("{{ messages }}") == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"b\.jinja"):
+        read_template(str(tmp_path / "b.jinja"))
+
+
+async def test_the_ready_message_shows_no_key(world: World):
+    model = world.service.model()
+    message = ready_message(world.service, model, url="http://h:1", secured=True)
+    assert "Bearer YOUR_API_KEY" in message
+    assert '"model": "tiny"' in message
+    assert ServerConfig().host == "127.0.0.1"  # nobody else can reach a server that was started without a word
