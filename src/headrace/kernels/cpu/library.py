@@ -58,10 +58,6 @@ def load(isa: str | None = None) -> CpuKernels | None:
         return _state.kernels
 
 
-def available() -> bool:
-    return load() is not None
-
-
 def reason() -> str | None:
     """Why the last `load` found none, or None where kernels are loaded or nothing was tried."""
     return _state.reason
@@ -94,25 +90,15 @@ def _load(wanted: str) -> CpuKernels:
 
 def _register_shapes() -> None:
     """What the operators return, for tracing without data; torch.compile and export then see each as one opaque step."""
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-
-    def with_columns(x: Tensor, columns: int) -> Tensor:
-        return x.new_empty((*x.shape[:-1], columns))
 
     def linear(x: Tensor, packed: Tensor, format: int, rows: int, bias: Tensor | None) -> Tensor:
-        return with_columns(x, rows)
+        return x.new_empty((*x.shape[:-1], rows))
 
-    def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, packed: Tensor, format: int, rows: int, bias: Tensor | None) -> Tensor:
-        return with_columns(x, rows)
-
-    def embedding(ids: Tensor, packed: Tensor, format: int, rows: int, columns: int, dtype: int) -> Tensor:
-        return torch.empty((*ids.shape, columns), dtype=dtypes[dtype], device=ids.device)
+    def embedding(ids: Tensor, packed: Tensor, format: int, rows: int, columns: int) -> Tensor:
+        return torch.empty((*ids.shape, columns), dtype=torch.float32, device=ids.device)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.empty_like(x)
-
-    def silu_mul(x: Tensor) -> Tensor:
-        return with_columns(x, x.shape[-1] // 2)
 
     def paged_attention(q: Tensor, *args: object) -> Tensor:
         return torch.empty_like(q)
@@ -124,7 +110,7 @@ def _register_shapes() -> None:
     def nothing(*args: object) -> None:
         return None
 
-    for function in (linear, norm_linear, embedding, rms_norm, silu_mul, paged_attention, rope_write_kv):
+    for function in (linear, embedding, rms_norm, paged_attention, rope_write_kv):
         torch.library.register_fake(f"headrace_cpu::{function.__name__}", function)
-    for name in ("pack_", "linear_add_", "mlp_add_", "attention_add_"):
+    for name in ("pack_", "mlp_add_", "attention_add_"):
         torch.library.register_fake(f"headrace_cpu::{name}", nothing)

@@ -55,20 +55,22 @@ class Arena:
     What is taken keeps the memory alive; nothing is given back one by one.
     """
 
+    ALIGNMENT = 64
+
     def __init__(self, num_bytes: int) -> None:
-        self._buffer = huge_pages(torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8))
+        self._buffer = _huge_pages(torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8))
         self._used = -self._buffer.data_ptr() % _HUGE_PAGE
 
     def take(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes], uninitialised, aligned to 64 bytes. Raises ValueError where the arena is full."""
+        """uint8 [num_bytes], uninitialised, aligned to ALIGNMENT bytes. Raises ValueError where the arena is full."""
         if self._used + num_bytes > self._buffer.numel():
             raise ValueError(f"An arena of {self._buffer.numel()} bytes has no {num_bytes} left.")
         taken = self._buffer[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // 64) * 64
+        self._used += -(-num_bytes // self.ALIGNMENT) * self.ALIGNMENT
         return taken
 
 
-def huge_pages(tensor: Tensor) -> Tensor:
+def _huge_pages(tensor: Tensor) -> Tensor:
     """Ask the system to back a large CPU tensor, before it is written, with huge pages; returns the tensor. No more than a hint."""
     first = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
     length = tensor.data_ptr() + tensor.untyped_storage().nbytes() - first

@@ -56,8 +56,6 @@ static Tensor like_with_columns(const Tensor& x, int64_t columns) {
   return new_tensor(sizes, dims, x.scalar_type());
 }
 
-static const float* bias_of(const std::optional<Tensor>& bias, int64_t rows) { return bias ? float_weight(*bias, rows, "bias") : nullptr; }
-
 const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out) {
   const int64_t k = last_size(x), m = x.numel() / (k ? k : 1);
   const float *from = as_floats(x, "x", in), *weight = float_weight(norm_weight, k, "norm_weight");
@@ -74,32 +72,9 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t row
   const Weight weight = weight_of(packed, format, rows, k);
   Tensor y = like_with_columns(x, rows);
   const FloatOut to(y, "x", out);
-  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias_of(bias, rows), false, to.data);
+  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias ? float_weight(*bias, rows, "bias") : nullptr, false, to.data);
   to.store();
   return y;
-}
-
-Tensor norm_linear(const Tensor& x, const Tensor& norm_weight, double eps, const Tensor& packed, int64_t format, int64_t rows,
-                   const std::optional<Tensor>& bias) {
-  static thread_local Scratch in, norm, out;
-  const int64_t k = last_size(x);
-  const Weight weight = weight_of(packed, format, rows, k);
-  Tensor y = like_with_columns(x, rows);
-  const FloatOut to(y, "x", out);
-  multiply(weight, normed(x, norm_weight, eps, in, norm), x.numel() / k, bias_of(bias, rows), false, to.data);
-  to.store();
-  return y;
-}
-
-// residual += x @ weight^T + bias
-void linear_add_(const Tensor& residual, const Tensor& x, const Tensor& packed, int64_t format, const std::optional<Tensor>& bias) {
-  static thread_local Scratch in;
-  const int64_t k = last_size(x), rows = last_size(residual);
-  const Weight weight = weight_of(packed, format, rows, k);
-  check_dense(residual, "residual");
-  STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float && residual.numel() / rows == x.numel() / k,
-                  "headrace_cpu: residual must be float32 with as many rows as x");
-  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias_of(bias, rows), true, static_cast<float*>(residual.mutable_data_ptr()));
 }
 
 // residual += down(silu(gate) * up), where gate and up are the halves of gate_up(rms_norm(residual))
@@ -122,20 +97,6 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const float* values = normed(x, weight, eps, in, norm);
   Tensor y = like_with_columns(x, last_size(x));
   kernels().from_float(values, dtype_of(x, "x"), x.numel(), y.mutable_data_ptr());
-  return y;
-}
-
-// x [.., 2 * inner] -> silu(first half) * second half
-Tensor silu_mul(const Tensor& x) {
-  static thread_local Scratch in, out;
-  const int64_t inner = last_size(x) / 2, m = inner ? x.numel() / (2 * inner) : 0;
-  const float* from = as_floats(x, "x", in);
-  Tensor y = like_with_columns(x, inner);
-  const FloatOut to(y, "x", out);
-  parallel_items(m, 8192 / (inner + 1) + 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) kernels().silu_mul(from + 2 * i * inner, from + (2 * i + 1) * inner, inner, to.data + i * inner);
-  });
-  to.store();
   return y;
 }
 

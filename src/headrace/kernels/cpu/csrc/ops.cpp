@@ -1,4 +1,4 @@
-// The library of operators: schemas and where they are computed. Their shapes without data (fake kernels) are in ../ops.py.
+// The library of operators: schemas and where they are computed. Their shapes without data (fake kernels) are in ../library.py.
 #include "ops.h"
 
 namespace headrace {
@@ -11,14 +11,11 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
   m.def("use_kernels(int address) -> ()");
   m.def("pack_(Tensor(a!) packed, Tensor raw, int format, int rows, int columns) -> ()");
   m.def("linear(Tensor x, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
-  m.def("norm_linear(Tensor x, Tensor norm_weight, float eps, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
-  m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor packed, int format, Tensor? bias) -> ()");
   m.def(
       "mlp_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor gate_up, int gate_up_format, Tensor down, int down_format, int inner) -> "
       "()");
-  m.def("embedding(Tensor ids, Tensor packed, int format, int rows, int columns, int dtype) -> Tensor");
+  m.def("embedding(Tensor ids, Tensor packed, int format, int rows, int columns) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
-  m.def("silu_mul(Tensor x) -> Tensor");
   m.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start, Tensor context_len, Tensor block_table, float scale, int "
       "window, "
@@ -36,12 +33,9 @@ STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CompositeExplicitAutograd, m) { m.impl("
 STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CPU, m) {
   m.impl("pack_", TORCH_BOX(&headrace::pack_));
   m.impl("linear", TORCH_BOX(&headrace::linear));
-  m.impl("norm_linear", TORCH_BOX(&headrace::norm_linear));
-  m.impl("linear_add_", TORCH_BOX(&headrace::linear_add_));
   m.impl("mlp_add_", TORCH_BOX(&headrace::mlp_add_));
   m.impl("embedding", TORCH_BOX(&headrace::embedding));
   m.impl("rms_norm", TORCH_BOX(&headrace::rms_norm));
-  m.impl("silu_mul", TORCH_BOX(&headrace::silu_mul));
   m.impl("paged_attention", TORCH_BOX(&headrace::paged_attention));
   m.impl("rope_write_kv", TORCH_BOX(&headrace::rope_write_kv));
   m.impl("attention_add_", TORCH_BOX(&headrace::attention_add_));

@@ -17,7 +17,7 @@ struct FormatSize {
 // pack_ops.cpp
 FormatSize format_size(int64_t format);
 void pack_(const Tensor& packed, const Tensor& raw, int64_t format, int64_t rows, int64_t columns);
-Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype);
+Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns);
 
 // linear_ops.cpp
 Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns);
@@ -25,13 +25,9 @@ int64_t last_size(const Tensor& t);
 void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out);
 const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out);
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias);
-Tensor norm_linear(const Tensor& x, const Tensor& norm_weight, double eps, const Tensor& packed, int64_t format, int64_t rows,
-                   const std::optional<Tensor>& bias);
-void linear_add_(const Tensor& residual, const Tensor& x, const Tensor& packed, int64_t format, const std::optional<Tensor>& bias);
 void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
               int64_t down_format, int64_t inner);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
-Tensor silu_mul(const Tensor& x);
 
 // attention_ops.cpp
 void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t rows, int64_t tokens, int64_t most_context);

@@ -112,21 +112,19 @@ void pack_(const Tensor& packed, const Tensor& raw, int64_t format, int64_t rows
   });
 }
 
-// rows of a packed table by id
-Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns, int64_t dtype) {
-  static thread_local Scratch out;
+// rows of a packed table by id, float32
+Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns) {
   const Weight weight = weight_of(packed, format, rows, columns);
   check_dense(ids, "ids");
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.dim() == 1, "headrace_cpu: ids must be int64 [T]");
   const auto* id = static_cast<const int64_t*>(ids.const_data_ptr());
   const int64_t n = ids.numel(), sizes[2] = {n, columns};
-  Tensor y = new_tensor(sizes, 2, dtype == kFloat32 ? ScalarType::Float : dtype == kBFloat16 ? ScalarType::BFloat16 : ScalarType::Half);
-  const FloatOut to(y, "out", out);
+  Tensor y = new_tensor(sizes, 2, ScalarType::Float);
+  float* to = static_cast<float*>(y.mutable_data_ptr());
   for (int64_t i = 0; i < n; ++i) {
     STD_TORCH_CHECK(0 <= id[i] && id[i] < rows, "headrace_cpu: id ", id[i], " is outside of a table with ", rows, " rows");
-    kernels().unpack_row(weight.data, format, id[i], columns, to.data + i * columns);
+    kernels().unpack_row(weight.data, format, id[i], columns, to + i * columns);
   }
-  to.store();
   return y;
 }
 
