@@ -10,7 +10,6 @@ from headrace.kernels.cpu import PackedEmbedding, PackedLinear, pack
 from tests.kernels.cpu.conftest import FLOATS, dequantized, random_blocks
 
 BLOCKS = {number: name for number, name in cpu.FORMATS.items() if number not in FLOATS}
-MODEL_SHAPES = [(576, 576), (192, 576), (1536, 576), (576, 1536)]
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -40,18 +39,11 @@ def test_matches_the_dequantised_weight(isa, type_number, rows, columns):
     assert (layer(x).double() - full).norm() / full.norm() < 0.01, "rounding activations to 8 bits costs under one percent"
 
 
-@pytest.mark.parametrize(("rows", "columns"), MODEL_SHAPES)
-def test_the_default_models_shapes(isa, rows, columns):
-    raw = random_blocks(3, rows, columns)
-    x = torch.randn(17, columns)
-    assert_close(cpu.linear(x, pack(3, raw, rows, columns)), x, dequantized(3, raw, rows, columns))
-
-
 def test_the_tied_embedding_as_output_weight_and_as_table(kernels):
-    rows, columns = 49152, 576
+    rows, columns = 1000, 576
     raw = random_blocks(8, rows, columns)
     weight = dequantized(8, raw, rows, columns)
-    table = PackedEmbedding(pack(8, raw, rows, columns), dtype=torch.float32)
+    table = PackedEmbedding(pack(8, raw, rows, columns))
     x = torch.randn(3, columns)
     assert_close(table.linear(x), x, weight)
     ids = torch.tensor([0, rows - 1, 17, 17])
@@ -62,7 +54,7 @@ def test_the_tied_embedding_as_output_weight_and_as_table(kernels):
 def test_unpacked_rows_are_the_dequantised_ones_bit_by_bit(isa, type_number):
     rows, columns = 37, 512
     raw = random_blocks(type_number, rows, columns)
-    table = PackedEmbedding(pack(type_number, raw, rows, columns), dtype=torch.float32)
+    table = PackedEmbedding(pack(type_number, raw, rows, columns))
     assert torch.equal(table(torch.arange(rows)), dequantized(type_number, raw, rows, columns))
 
 
@@ -70,14 +62,14 @@ def test_unpacked_rows_are_the_dequantised_ones_bit_by_bit(isa, type_number):
 def test_a_row_does_not_depend_on_its_batch_or_the_threads(isa, type_number):
     rows, columns = 192, 768
     weight = pack(type_number, random_blocks(type_number, rows, columns), rows, columns)
-    x = torch.randn(260, columns)
-    y = cpu.linear(x, weight)
+    x, layer = torch.randn(260, columns), PackedLinear(weight)
+    y = layer(x)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             for first, last in ((0, 1), (5, 7), (1, 17), (100, 140), (37, 260)):
-                assert torch.equal(cpu.linear(x[first:last], weight), y[first:last])
+                assert torch.equal(layer(x[first:last]), y[first:last])
     finally:
         torch.set_num_threads(before)
 
@@ -87,10 +79,10 @@ def test_half_precision_activations(isa, dtype):
     raw = random_blocks(3, 64, 128)
     weight, bias = pack(3, raw, 64, 128), torch.randn(64)
     x = torch.randn(2, 3, 128).to(dtype)
-    y = cpu.linear(x, weight, bias)
+    y = PackedLinear(weight, bias)(x)
     assert y.shape == (2, 3, 64)
     assert y.dtype == dtype
-    assert torch.equal(y, (cpu.linear(x.float(), weight) + bias).to(dtype))
+    assert torch.equal(y, (PackedLinear(weight)(x.float()) + bias).to(dtype))
 
 
 @pytest.mark.parametrize("type_number", BLOCKS, ids=BLOCKS.values())
@@ -108,24 +100,24 @@ def test_the_largest_sums_do_not_overflow(isa, type_number):
     for sign in (1.0, -1.0):
         x = torch.full((5, columns), 127.0 * sign)
         want = x.double() @ dequantized(type_number, raw, rows, columns).double().T
-        torch.testing.assert_close(cpu.linear(x, pack(type_number, raw, rows, columns)).double(), want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(PackedLinear(pack(type_number, raw, rows, columns))(x).double(), want, rtol=1e-6, atol=0)
 
 
 def test_what_is_not_finite_stays_in_its_row(isa):
-    weight = pack(3, random_blocks(3, 32, 64), 32, 64)
+    layer = PackedLinear(pack(3, random_blocks(3, 32, 64), 32, 64))
     x = torch.randn(6, 64)
-    clean = cpu.linear(x, weight)
+    clean = layer(x)
     x[1, 3], x[4, 40] = float("nan"), float("inf")
-    y = cpu.linear(x, weight)
+    y = layer(x)
     assert not y[[1, 4]].isfinite().any()
     assert torch.equal(y[[0, 2, 3, 5]], clean[[0, 2, 3, 5]])
 
 
 def test_zeros_and_tiny_activations(isa):
-    weight = pack(3, random_blocks(3, 32, 64), 32, 64)
-    assert torch.equal(cpu.linear(torch.zeros(3, 64), weight), torch.zeros(3, 32))
-    assert cpu.linear(torch.full((3, 64), 1e-42), weight).abs().max() < 1e-30
-    assert cpu.linear(torch.zeros(0, 64), weight).shape == (0, 32)
+    layer = PackedLinear(pack(3, random_blocks(3, 32, 64), 32, 64))
+    assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 32))
+    assert layer(torch.full((3, 64), 1e-42)).abs().max() < 1e-30
+    assert layer(torch.zeros(0, 64)).shape == (0, 32)
 
 
 def test_an_arena_holds_several_weights(kernels):
@@ -150,10 +142,10 @@ def test_wrong_sizes_are_refused(kernels):
     with pytest.raises(ValueError, match="no whole number of Q4_1 blocks of 32"):
         pack(3, raw, 32, 65)
     with pytest.raises(RuntimeError, match=r"does not hold a weight \[32, 96\]"):
-        cpu.linear(torch.zeros(1, 96), weight)
+        PackedLinear(weight)(torch.zeros(1, 96))
     with pytest.raises(RuntimeError, match="float32, bfloat16 or float16"):
-        cpu.linear(torch.zeros(1, 64, dtype=torch.float64), weight)
+        PackedLinear(weight)(torch.zeros(1, 64, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="bias must be float32 with 32 values"):
-        cpu.linear(torch.zeros(1, 64), weight, torch.zeros(31))
+        PackedLinear(weight, torch.zeros(31))(torch.zeros(1, 64))
     with pytest.raises(RuntimeError, match="id 32 is outside"):
-        PackedEmbedding(weight, dtype=torch.float32)(torch.tensor([32]))
+        PackedEmbedding(weight)(torch.tensor([32]))

@@ -1,4 +1,4 @@
-"""Norm, activation, rotation with KV write, and the fused half layers, against plain torch."""
+"""Norm, rotation with KV write, and the fused half layers, against plain torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from headrace.kernels import cpu
 from headrace.kernels.attention import write_kv
-from headrace.kernels.cpu import pack
-from tests.kernels.cpu.conftest import random_blocks
+from headrace.kernels.cpu import PackedLinear, pack
+from tests.kernels.cpu.conftest import dequantized, random_blocks
 from tests.kernels.test_attention import Batch
 
 OPS = torch.ops.headrace_cpu
@@ -30,14 +30,6 @@ def test_rms_norm(isa, size, dtype):
     y = cpu.rms_norm(x, weight, 1e-5)
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), want, rtol=2e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [1536, 21])
-def test_silu_mul(isa, size):
-    x = torch.randn(9, 2 * size) * 20
-    x[0, :4] = torch.tensor([-1000.0, 1000.0, 0.0, -90.0])
-    gate, up = x.double().chunk(2, dim=-1)
-    torch.testing.assert_close(cpu.silu_mul(x).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -64,53 +56,62 @@ def test_bad_slots_are_refused(kernels):
             cpu.rope_write_kv(torch.zeros(1, 48), (torch.ones(1, 1, 16), torch.ones(1, 1, 16)), *caches, torch.tensor([slot]))
 
 
-def test_half_layers_equal_their_steps_bit_by_bit(isa):
-    hidden, inner, heads, kv_heads, size = 96, 160, 6, 2, 16
+def packed_linear(type_number: int, rows: int, columns: int, seed: int = 0) -> PackedLinear:
+    return PackedLinear(pack(type_number, random_blocks(type_number, rows, columns, seed), rows, columns))
+
+
+def test_no_rotation(kernels):
+    qkv, nothing = torch.randn(3, 64), torch.empty(3, 1, 0)
+    caches = [torch.zeros(1, 4, 1, 16) for _ in range(2)]
+    q = cpu.rope_write_kv(qkv, (nothing, nothing), *caches, torch.tensor([2, 0, 1]))
+    assert torch.equal(q, qkv[:, :32].unflatten(-1, (2, 16)))
+    assert torch.equal(caches[0][0, [2, 0, 1], 0], qkv[:, 32:48])
+
+
+def test_the_attention_half_equals_its_steps_bit_by_bit(isa):
+    hidden, heads, kv_heads, size = 96, 6, 2, 16
     batch = Batch([(1, 30), (4, 9)], kv_heads=kv_heads, group=heads // kv_heads, head_dim=size)
     meta, tokens = batch.meta(), 5
-    qkv = pack(3, random_blocks(3, (heads + 2 * kv_heads) * size, hidden), (heads + 2 * kv_heads) * size, hidden)
-    output = pack(8, random_blocks(8, hidden, heads * size), hidden, heads * size)
-    gate_up, down = pack(3, random_blocks(3, 2 * inner, hidden), 2 * inner, hidden), pack(2, random_blocks(2, hidden, inner), hidden, inner)
+    qkv, output = packed_linear(3, (heads + 2 * kv_heads) * size, hidden), packed_linear(8, hidden, heads * size)
     norm, residual = torch.randn(hidden), torch.randn(tokens, hidden)
-    cos, sin = torch.randn(tokens, 1, size), torch.randn(tokens, 1, size)
-    caches = [batch.k_cache.clone(), batch.v_cache.clone()]
+    cos_sin = torch.randn(tokens, 1, size), torch.randn(tokens, 1, size)
+    caches = (batch.k_cache.clone(), batch.v_cache.clone())
 
-    h = cpu.rms_norm(residual, norm, 1e-5)
-    q = cpu.rope_write_kv(cpu.linear(h, qkv), (cos, sin), batch.k_cache, batch.v_cache, meta.slot_mapping_T)
-    attended = cpu.paged_attention(q, batch.k_cache, batch.v_cache, meta, scale=0.25)
-    want = residual + cpu.linear(attended.flatten(1), output)
-    got = residual.clone()
-    OPS.attention_add_(
-        got, norm, 1e-5, qkv.data, 3, output.data, 8, heads, cos, sin, *caches, meta.slot_mapping_T, meta.query_start_R1, meta.context_len_R,
-        meta.block_table_RB, 0.25, 0, 0.0,
-    )  # fmt: skip
-    assert torch.equal(got, want)
+    q = cpu.rope_write_kv(qkv(cpu.rms_norm(residual, norm, 1e-5)), cos_sin, batch.k_cache, batch.v_cache, meta.slot_mapping_T)
+    want = residual + output(cpu.paged_attention(q, batch.k_cache, batch.v_cache, meta, scale=0.25).flatten(1))
+    cpu.attention_add_(residual, norm, 1e-5, qkv, output, heads, cos_sin, caches, meta, scale=0.25)
+    assert torch.equal(residual, want)
     for cache, other in zip(caches, (batch.k_cache, batch.v_cache), strict=True):
         assert torch.equal(cache.nan_to_num(), other.nan_to_num())
 
-    want = got + cpu.linear(cpu.silu_mul(cpu.linear(cpu.rms_norm(got, norm, 1e-5), gate_up)), down)
-    OPS.mlp_add_(got, norm, 1e-5, gate_up.data, 3, down.data, 2, inner)
-    assert torch.equal(got, want)
-    want = got + cpu.linear(attended.flatten(1), output)
-    OPS.linear_add_(got, attended.flatten(1), output.data, 8, None)
-    assert torch.equal(got, want)
-    assert torch.equal(OPS.norm_linear(got, norm, 1e-5, qkv.data, 3, qkv.rows, None), cpu.linear(cpu.rms_norm(got, norm, 1e-5), qkv))
+
+@pytest.mark.parametrize("inner", [160, 21])
+def test_the_feed_forward_half(isa, inner):
+    """With weights in floating point, where nothing is rounded to 8 bits; gates of any size."""
+    hidden = 32
+    gate_up, down = packed_linear(0, 2 * inner, hidden), packed_linear(0, hidden, inner, seed=1)
+    weights = [dequantized(0, random_blocks(0, *shape, seed), *shape).double() for seed, shape in enumerate([(2 * inner, hidden), (hidden, inner)])]
+    norm, residual = torch.randn(hidden), torch.randn(9, hidden)
+    norm[:4] = torch.tensor([300.0, -300.0, 0.0, 1e-20])
+    gate, up = (F.rms_norm(residual.double(), (hidden,), norm.double(), 1e-5) @ weights[0].T).chunk(2, dim=-1)
+    want = residual + (F.silu(gate) * up) @ weights[1].T
+    cpu.mlp_add_(residual, norm, 1e-5, gate_up, down)
+    torch.testing.assert_close(residual.double(), want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
 
 
 def test_compiled_graphs_have_no_break_and_the_same_result(kernels):
     hidden = 64
-    weight, norm = pack(3, random_blocks(3, 2 * hidden, hidden), 2 * hidden, hidden), torch.randn(hidden)
+    linear, down, norm = packed_linear(3, 2 * hidden, hidden), packed_linear(3, hidden, hidden), torch.randn(hidden)
     batch = Batch([(1, 20), (3, 8)], head_dim=16, kv_heads=1, group=2)
     meta = batch.meta()
     cos = torch.randn(4, 1, 16)
 
     def step(x: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        h = cpu.silu_mul(cpu.linear(cpu.rms_norm(x, norm, 1e-5) * 2, weight)) + 1
-        OPS.mlp_add_(h, norm, 1e-5, weight.data, 3, down.data, 3, hidden)
+        h = linear(cpu.rms_norm(x, norm, 1e-5) * 2)[:, :hidden] + 1
+        cpu.mlp_add_(h, norm, 1e-5, linear, down)
         q = cpu.rope_write_kv(q, (cos, cos), k_cache, v_cache, meta.slot_mapping_T)
         return h.sum() + cpu.paged_attention(q, k_cache, v_cache, meta, scale=0.3).flatten(1)
 
-    down = pack(3, random_blocks(3, hidden, hidden), hidden, hidden)
     x, qkv = torch.randn(4, hidden), torch.randn(4, 64)
     caches = [batch.k_cache.clone(), batch.v_cache.clone()]
     want = step(x, qkv, *caches)
@@ -124,20 +125,21 @@ def test_operators_keep_their_promises(kernels):
     weight, norm, x = pack(3, random_blocks(3, 32, 64), 32, 64), torch.randn(64), torch.randn(3, 64)
     square = pack(3, random_blocks(3, 64, 64), 64, 64)
     wide = pack(3, random_blocks(3, 128, 64), 128, 64)
+    narrow = pack(3, random_blocks(3, 64, 32), 64, 32)
     batch = Batch([(1, 5)], head_dim=16, kv_heads=1, group=2)
     meta = batch.meta()
     caches = [torch.zeros_like(batch.k_cache), torch.zeros_like(batch.k_cache)]
+    places = (meta.slot_mapping_T, meta.query_start_R1, meta.context_len_R, meta.block_table_RB)
+    turn = torch.ones(1, 1, 16)
     tests = ("test_schema", "test_faketensor")
     for operator, args in {
         OPS.linear: (x, weight.data, 3, 32, None),
-        OPS.norm_linear: (x, norm, 1e-5, weight.data, 3, 32, None),
-        OPS.linear_add_: (x.clone(), x, square.data, 3, None),
+        OPS.attention_add_: (torch.randn(1, 64), norm, 1e-5, square.data, 3, narrow.data, 3, 2, turn, turn, *caches, *places, 0.3, 0, 0.0),
         OPS.mlp_add_: (x.clone(), norm, 1e-5, wide.data, 3, square.data, 3, 64),
-        OPS.embedding: (torch.tensor([1, 2]), weight.data, 3, 32, 64, 1),
+        OPS.embedding: (torch.tensor([1, 2]), weight.data, 3, 32, 64),
         OPS.rms_norm: (x, norm, 1e-5),
-        OPS.silu_mul: (x,),
         OPS.pack_: (weight.data.clone(), random_blocks(3, 32, 64), 3, 32, 64),
-        OPS.paged_attention: (batch.q, *caches, meta.query_start_R1, meta.context_len_R, meta.block_table_RB, 0.3, 0, 0.0),
-        OPS.rope_write_kv: (torch.randn(1, 64), torch.ones(1, 1, 16), torch.ones(1, 1, 16), *caches, meta.slot_mapping_T),
+        OPS.paged_attention: (batch.q, *caches, *places[1:], 0.3, 0, 0.0),
+        OPS.rope_write_kv: (torch.randn(1, 64), turn, turn, *caches, meta.slot_mapping_T),
     }.items():
         torch.library.opcheck(operator, args, test_utils=tests)
