@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 from headrace.kernels import cpu
-from headrace.kernels.cpu.build import INSTRUCTION_SETS, cpu_flags
+from headrace.kernels.cpu.build import INSTRUCTION_SETS, KernelBuildError, build, compiler_accepts, cpu_flags
 from headrace.models.gguf_blocks import FORMATS, dequantize
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 
-@pytest.fixture(params=[name for name, each in INSTRUCTION_SETS.items() if each.cpu_flags <= cpu_flags()])
-def isa(request):
+USABLE = [name for name, each in INSTRUCTION_SETS.items() if each.cpu_flags <= cpu_flags()]
+
+
+@pytest.fixture(scope="session")
+def all_built():
+    """Compiles side by side what isn't in the cache yet; where that fails, each test's own `load` says why."""
+    with contextlib.suppress(KernelBuildError), ThreadPoolExecutor(2) as pool:
+        list(pool.map(build, ["ops", *(name for name in USABLE if compiler_accepts(INSTRUCTION_SETS[name].compiler_flags))]))
+
+
+@pytest.fixture(params=USABLE)
+def isa(request, all_built):
     loaded = cpu.load(request.param)
     if loaded is None:
         pytest.skip(f"no {request.param} kernels: {cpu.reason()}")
