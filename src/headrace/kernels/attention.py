@@ -44,7 +44,7 @@ class _Chunk:
 
     first: int
     last: int
-    slots: Tensor  # int64 [L]
+    slots: Tensor | slice  # int64 [L], or a run of storage
     mask: Tensor | None  # [T, L]; None: plain causal
     is_causal: bool
 
@@ -116,9 +116,10 @@ def paged_attention(
     q_TKMD = q_THD.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     layout = meta.layout(sliding_window=sliding_window, dtype=q_THD.dtype, block_size=block_size)
 
-    def gather(flat: Tensor, slots: Tensor, rows: int) -> Tensor:
-        """[rows, K, L, D], a view of one packed copy."""
-        return flat.index_select(0, slots).to(q_THD.dtype).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+    def gather(flat: Tensor, slots: Tensor | slice, rows: int) -> Tensor:
+        """[rows, K, L, D], a view of one packed copy, or of the storage itself."""
+        packed = flat[slots] if isinstance(slots, slice) else flat.index_select(0, slots)
+        return packed.to(q_THD.dtype).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
 
     pieces: list[Tensor] = []
     q_grouped = q_TKMD[: layout.num_grouped] if layout.order is None else q_TKMD.index_select(0, layout.order)
@@ -199,7 +200,9 @@ def _plan_chunk(meta: AttentionMetadata, row: int, first: int, window: int | Non
     start = context - num_queries
     lowest = 0 if window is None else max(0, start + 1 - window)
     positions_L = torch.arange(lowest, context, device=device)
-    slots = meta.block_table_RB[row, positions_L // block_size].to(torch.int64) * block_size + positions_L % block_size
+    slots: Tensor | slice = meta.block_table_RB[row, positions_L // block_size].to(torch.int64) * block_size + positions_L % block_size
+    run = _as_run(slots) if device.type == "cpu" else None  # to look would make a GPU wait
+    slots = slots if run is None else run
     is_causal = start == 0 and (window is None or context <= window)
     mask = None
     if not is_causal and num_queries > 1:
@@ -209,6 +212,14 @@ def _plan_chunk(meta: AttentionMetadata, row: int, first: int, window: int | Non
             hidden |= positions_L <= queries_T1 - window
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     return _Chunk(first=first, last=first + num_queries, slots=slots, mask=mask, is_causal=is_causal and num_queries > 1)
+
+
+def _as_run(slots: Tensor) -> slice | None:
+    """Blocks that follow each other in the storage, as a long prompt gets them from a fresh pool, need no copy."""
+    first, last = int(slots[0]), int(slots[-1])
+    if last - first != len(slots) - 1 or not bool((slots.diff() == 1).all()):
+        return None
+    return slice(first, last + 1)
 
 
 def _partition(attended: Sequence[int], *, deterministic: bool) -> tuple[list[int], list[int], list[int]]:
