@@ -213,7 +213,7 @@ class _Loader:
 
     def _pack(self, group: list[str]) -> cpu.PackedWeight:
         rows, columns = self._size(group)
-        raw = torch.cat([self._rows(name) for name in group])
+        raw = self._rows(group[0]) if len(group) == 1 else torch.cat([self._rows(name) for name in group])
         return cpu.pack(self._type_number(group[0]), raw.flatten(), rows, columns, arena=self._arena)
 
     def _rows(self, name: str) -> Tensor:
