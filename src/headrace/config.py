@@ -16,7 +16,7 @@ class EngineConfig:
 
     model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
     dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
-    quantization: str | None = None  # None or "none": weights are dequantised to dtype at load
+    quantization: Literal["none", "gguf"] | None = None  # gguf: weights of a GGUF file stay in their blocks (CPU); else they are dequantised to dtype
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64
@@ -53,8 +53,8 @@ class EngineConfig:
             )
         if self.max_num_queued_reqs < 0:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
-        if self.quantization not in (None, "none"):
-            raise ConfigError(f"--quantization {self.quantization} is not known; use none.")
+        if self.quantization not in (None, "none", "gguf"):
+            raise ConfigError(f"--quantization {self.quantization} is not known; use none or gguf.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
 
@@ -90,7 +90,7 @@ class EngineInfo:
     dtype: str
     device: str
     threads: int
-    path: str  # which execution path serves: "eager"
+    path: str  # which execution path serves: "eager", with what differs from it
     kv_bytes: int
     weight_bytes: int
     load_seconds: float

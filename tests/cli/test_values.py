@@ -42,6 +42,7 @@ from headrace.cli import values
         (values.dtype, "bfloat16", "bfloat16"),
         (values.device, "cuda:1", "cuda:1"),
         (values.quantization, "none", "none"),
+        (values.quantization, "gguf", "gguf"),
     ],
 )
 def test_good_values(read: Callable[[str], Any], text: str, value: object) -> None:
@@ -71,7 +72,7 @@ def test_good_values(read: Callable[[str], Any], text: str, value: object) -> No
         (values.texts, '["a"', "JSON list of strings"),
         (values.dtype, "int8", "float32"),
         (values.device, "tpu", "cuda"),
-        (values.quantization, "int4", "none"),
+        (values.quantization, "int4", "none or gguf"),
     ],
 )
 def test_bad_values_say_what_is_right(read: Callable[[str], Any], text: str, advice: str) -> None:

@@ -64,13 +64,13 @@ def test_each_format_in_a_llama(name, tmp_path):
     if name.endswith("_K"):  # the package can read these but not make them: random blocks of the right shape in one matrix a layer
         size = next(t for t in gguf.GGMLQuantizationType if t.name == name)
         row_bytes = gguf.GGML_QUANT_SIZES[size][1]
-        blocks = {f"blk.{i}.ffn_down.weight": _tame(name, random_blocks(name, 256, seed=i).reshape(256, row_bytes)) for i in range(2)}
+        blocks = {f"blk.{i}.ffn_down.weight": tame(name, random_blocks(name, 256, seed=i).reshape(256, row_bytes)) for i in range(2)}
     write_gguf(theirs, path, "llama", quantization=name, blocks=blocks)
     theirs.load_state_dict(dequantized_state(path, theirs, "llama"))
     assert (PagedDriver(load(path)).prefill(TOKENS) - their_logits(theirs, TOKENS)).abs().max() < 1e-4
 
 
-def _tame(name, blocks):
+def tame(name, blocks):
     """Scales small enough for a model to stay in range."""
     for offset in SCALE_OFFSETS[name]:
         blocks[:, offset : offset + 2] = np.full(len(blocks), 1e-4, np.float16).view(np.uint8).reshape(-1, 2)

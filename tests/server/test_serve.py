@@ -259,4 +259,5 @@ async def test_the_ready_message_shows_no_key(world: World):
     message = ready_message(world.service, model, url="http://h:1", secured=True)
     assert "Bearer YOUR_API_KEY" in message
     assert '"model": "tiny"' in message
+    assert "path     fake" in message
     assert ServerConfig().host == "127.0.0.1"  # nobody else can reach a server that was started without a word

@@ -47,7 +47,12 @@ def _server(flag: str, read: Callable[[str], Any], help: str, *, field: str | No
 
 MODEL_OPTIONS = (
     _engine("dtype", values.dtype, "type of weights and KV; auto: float32 on CPU, the checkpoint's on CUDA", metavar="TYPE"),
-    _engine("quantization", values.quantization, "none: dequantise the weights to --dtype when they are loaded", metavar="KIND"),
+    _engine(
+        "quantization",
+        values.quantization,
+        "gguf: compute with the blocks of a GGUF file as they are, on CPU; none: dequantise them to --dtype when they are loaded; default: none",
+        metavar="KIND",
+    ),
     _engine("max-model-len", values.count_or_auto, "most tokens of prompt and answer together; 8k is 8000, 8K is 8192; auto: the model's own limit"),
     _engine("device", values.device, "auto, cpu, cuda or cuda:N", metavar="DEVICE"),
     _engine("threads", values.positive_integer, "compute threads; default: one per physical core"),

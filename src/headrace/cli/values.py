@@ -140,6 +140,6 @@ def device(text: str) -> str:
 
 
 def quantization(text: str) -> str:
-    if text != "none":
-        raise ValueError("use none: weights are dequantised to --dtype when they are loaded")
+    if text not in ("none", "gguf"):
+        raise ValueError("use none or gguf")
     return text

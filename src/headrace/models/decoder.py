@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headrace.kernels.attention import AttentionMetadata
 from headrace.models.layers import MLP, Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
-from headrace.models.rope import RopeConfig, RotaryEmbedding
+from headrace.models.rope import RopeConfig, rotary_embeddings
 
 
 class Embedding(nn.Module):
@@ -27,8 +27,14 @@ class Embedding(nn.Module):
     def forward(self, ids_T: Tensor) -> Tensor:
         return F.embedding(ids_T, self.weight)
 
+    def linear(self, x: Tensor) -> Tensor:
+        """x @ weight.T: the output of a model that ties both."""
+        return F.linear(x, self.weight)
+
 
 class DecoderLayer(nn.Module):
+    attention_class: type[Attention] = Attention
+
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
 
@@ -36,7 +42,7 @@ class DecoderLayer(nn.Module):
             return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, device=device) if present else nn.Identity()
 
         self.attention_pre_norm = norm(config.pre_norm)
-        self.attention = Attention(config, layer, dtype=dtype, device=device)
+        self.attention = self.attention_class(config, layer, dtype=dtype, device=device)
         self.attention_post_norm = norm(config.post_norm)
         self.mlp_pre_norm = norm(config.pre_norm)
         self.mlp = MLP(config, dtype=dtype, device=device)
@@ -50,17 +56,19 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """A causal language model over a paged KV cache. Weights are empty until `models.loader.load_model` fills them."""
 
+    layer_class: type[DecoderLayer] = DecoderLayer
+
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.config = config
         self.dtype, self.device = dtype, device
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(DecoderLayer(config, i, dtype=dtype, device=device) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer_class(config, i, dtype=dtype, device=device) for i in range(config.num_layers))
         self.final_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, device=device)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
         # rounded to the model's dtype, as the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self._ropes = {rope: RotaryEmbedding(rope, device) for rope in config.ropes if rope is not None}
+        self._ropes = rotary_embeddings(config.ropes, device)
 
     def forward(self, input_ids_T: Tensor, positions_T: Tensor, kv_caches: list[tuple[Tensor, Tensor]], meta: AttentionMetadata) -> Tensor:
         """Hidden states after the final norm, [T, E], of a step's tokens.
@@ -78,8 +86,8 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden_RE: Tensor) -> Tensor:
         """float32 [R, V] for the hidden states of the positions to sample at."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits_RV = F.linear(hidden_RE, head.weight).float()
+        head = self.embed_tokens.linear if self.lm_head is None else self.lm_head
+        logits_RV = head(hidden_RE).float()
         softcap = self.config.logit_softcap
         return logits_RV if softcap is None else torch.tanh(logits_RV / softcap) * softcap
 

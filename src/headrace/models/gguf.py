@@ -81,14 +81,28 @@ class GGUFFile:
         """float32 tensor of the file's shape. Raises ModelLoadError for a format that isn't read here."""
         import torch
 
+        tensor = self._readable(name)
+        assert tensor.format is not None
+        return torch.from_numpy(dequantize(self._bytes(tensor), tensor.format)).view(tensor.shape)
+
+    def rows(self, name: str) -> torch.Tensor:
+        """uint8 [rows, bytes of a row]: a copy of a matrix's blocks as they lie in the file. Raises ModelLoadError as `dequantize` does."""
+        import torch
+
+        tensor = self._readable(name)
+        return torch.from_numpy(self._bytes(tensor).copy()).view(tensor.shape[0], -1)
+
+    def _readable(self, name: str) -> GGUFTensor:
         tensor = self.tensors[name]
         if tensor.format is None:
             raise ModelLoadError(
                 f"{self.path}: tensor {name!r} has the format {tensor.type_name}, which is not supported. "
                 f"Supported are {', '.join(f.name for f in FORMATS.values())}; fetch the model in one of them."
             )
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
-        return torch.from_numpy(dequantize(raw, tensor.format)).view(tensor.shape)
+        return tensor
+
+    def _bytes(self, tensor: GGUFTensor) -> np.ndarray:
+        return np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
 
     def _torn(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: torn GGUF file: {reason}. Fetch it again.")

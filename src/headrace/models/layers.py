@@ -58,18 +58,22 @@ class Attention(nn.Module):
     def forward(self, x_TE: Tensor, cos_sin: tuple[Tensor, Tensor] | None, kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x_TE)
         qk, v = qkv.split((self.q_size + self.kv_size, self.kv_size), dim=-1)
-        if self.qk_norm is not None:
-            q, k = qk.split((self.q_size, self.kv_size), dim=-1)
-            if self.qk_norm == "head":
-                q, k = q.unflatten(-1, (self.num_heads, self.head_dim)), k.unflatten(-1, (self.num_kv_heads, self.head_dim))
-            qk = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1)), dim=-1)
-        qk_THD = qk.unflatten(-1, (self.num_heads + self.num_kv_heads, self.head_dim))
+        qk_THD = self.norm_qk(qk).unflatten(-1, (self.num_heads + self.num_kv_heads, self.head_dim))
         if cos_sin is not None:
             qk_THD = rotate(qk_THD, *cos_sin)
         q_THD, k_TKD = qk_THD.split((self.num_heads, self.num_kv_heads), dim=1)
         write_kv(k_TKD, v.unflatten(-1, (self.num_kv_heads, self.head_dim)), *kv_cache, meta.slot_mapping_T)
         out_THD = paged_attention(q_THD, *kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, logit_softcap=self.logit_softcap)
         return self.output(out_THD.flatten(1))
+
+    def norm_qk(self, qk: Tensor) -> Tensor:
+        """[T, (H + K) * D], normed where the architecture does so."""
+        if self.qk_norm is None:
+            return qk
+        q, k = qk.split((self.q_size, self.kv_size), dim=-1)
+        if self.qk_norm == "head":
+            q, k = q.unflatten(-1, (self.num_heads, self.head_dim)), k.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        return torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1)), dim=-1)
 
 
 class MLP(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,23 @@ from headrace.models.end_tokens import extra_end_tokens, read_json
 from headrace.models.gguf import GGUFFile
 from headrace.models.gguf_config import gguf_model_config
 from headrace.models.model_config import ModelConfig, model_config
+from headrace.models.packed import load_packed
 from headrace.models.registry import Architecture, find_architecture
 from headrace.models.weights import GGUFSource, SafetensorsSource, load_weights
 
 
-def load_model(path: str, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_model(path: str, *, dtype: torch.dtype, device: torch.device, packed: bool = False) -> Decoder:
     """A model with its weights in `dtype` (norms stay float32) on `device`, ready for inference.
 
+    `packed`: the matrices stay in the blocks of a GGUF file, for the CPU kernels, which must be loaded; float32 and CPU only.
     Raises ModelLoadError, which names the file, tensor or field at fault.
     """
     gguf = find_gguf(Path(path))
+    if packed:
+        if gguf is None:
+            raise ModelLoadError(f"{path}: only the weights of a GGUF file can stay in their blocks, and this is a Hugging Face directory.")
+        assert (dtype, device.type) == (torch.float32, "cpu")
+        return load_packed(GGUFFile(gguf))
     if gguf is not None:
         return _load_gguf(gguf, dtype=dtype, device=device)
     return _load_directory(Path(path), dtype=dtype, device=device)
@@ -38,7 +46,7 @@ def load_config(path: str) -> ModelConfig:
 
 def weight_bytes(model: Decoder) -> int:
     """Bytes that the model's weights take."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return sum(tensor.numel() * tensor.element_size() for tensor in itertools.chain(model.parameters(), model.buffers()))
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -64,7 +72,7 @@ def _load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device) -> Decod
     arch, config = gguf_model_config(file)
     model = Decoder(config, dtype=dtype, device=device)
     source = GGUFSource(file, arch, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
-    load_weights(model, source, table=arch.gguf_names, left_out=lambda name: name.startswith(("rope_freqs.", "rope_factors_")))
+    load_weights(model, source, table=arch.gguf_names)
     return model
 
 

@@ -11,7 +11,7 @@ Shape suffixes: T tokens, F frequencies (half the rotated size), D head size.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -158,6 +158,11 @@ class RotaryEmbedding:
         stretch_T = config.factor * length_T.clamp(min=config.original_max_position) / config.original_max_position - (config.factor - 1)
         base_T = config.theta * stretch_T ** (config.rotary_dim / (config.rotary_dim - 2))
         return 1.0 / base_T[:, None] ** self._exponents_F
+
+
+def rotary_embeddings(ropes: Iterable[RopeConfig | None], device: torch.device) -> dict[RopeConfig, RotaryEmbedding]:
+    """One for each kind of rotation that a model's layers have."""
+    return {rope: RotaryEmbedding(rope, device) for rope in ropes if rope is not None}
 
 
 def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -85,20 +84,28 @@ def _safetensors_files(directory: Path) -> list[Path]:
 
 
 class GGUFSource:
-    """Tensors of a GGUF file as float32, with q and k rows in the order of Hugging Face checkpoints."""
+    """Weights of a GGUF file, with q and k rows in the order of Hugging Face checkpoints."""
 
     def __init__(self, file: GGUFFile, arch: Architecture, *, num_heads: int, num_kv_heads: int) -> None:
         self.where = str(file.path)
-        self._file = file
+        self.file = file
         self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if arch.gguf_permuted else {}
 
     def names(self) -> set[str]:
-        return set(self._file.tensors)
+        """All but the factors of a scaled rotation, which are settings."""
+        return {name for name in self.file.tensors if not name.startswith(("rope_freqs.", "rope_factors_"))}
 
     def load(self, name: str) -> Tensor:
-        tensor = self._file.dequantize(name)
+        """float32, in the tensor's shape."""
+        return self._in_order(name, self.file.dequantize(name))
+
+    def load_rows(self, name: str) -> Tensor:
+        """The blocks of a matrix: uint8 [rows, bytes of a row]."""
+        return self._in_order(name, self.file.rows(name))
+
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
         heads = self._heads.get(name.split(".")[-2]) if name.startswith("blk.") else None
-        return tensor if heads is None else _unpermute(tensor, heads)
+        return rows if heads is None else _unpermute(rows, heads)
 
 
 def _unpermute(rows: Tensor, num_heads: int) -> Tensor:
@@ -129,27 +136,46 @@ def load_weights(
     that are no weights of the model. `norm_offset`: added to every norm weight. Raises ModelLoadError that names what is missing,
     unknown or of a wrong shape.
     """
-    available = {rename(name): name for name in source.names() if not left_out(name)}
-    wanted = _wanted(model, table)
-    expected = {name for names in wanted.values() for name in names}
-    _check(source.where, "are missing", expected - available.keys())
-    _check(source.where, "are not part of this architecture", {available[name] for name in available.keys() - expected})
     parameters = dict(model.named_parameters())
-    for parameter_name, names in wanted.items():
+    for parameter_name, names in match_names(model, source, table=table, rename=rename, left_out=left_out).items():
         parameter = parameters[parameter_name]
         first = 0
         for name in names:
-            tensor = source.load(available[name])
+            tensor = source.load(name)
             last = first + (tensor.shape[0] if tensor.dim() else 0)
             if tensor.dim() != parameter.dim() or tensor.shape[1:] != parameter.shape[1:] or last > parameter.shape[0]:
-                raise _wrong_shape(source.where, available[name], tensor, parameter)
+                raise wrong_shape(source.where, name, tensor.shape, parameter)
             target = parameter[first:last]
             target.copy_(tensor)
             if norm_offset and "norm" in parameter_name:
                 target += norm_offset
             first = last
         if first != parameter.shape[0]:
-            raise _wrong_shape(source.where, " + ".join(available[name] for name in names), torch.empty(first, *parameter.shape[1:]), parameter)
+            raise wrong_shape(source.where, " + ".join(names), (first, *parameter.shape[1:]), parameter)
+
+
+def match_names(
+    model: Decoder,
+    source: WeightSource,
+    *,
+    table: NameTable,
+    rename: Callable[[str], str] = lambda name: name,
+    left_out: Callable[[str], bool] = lambda name: False,
+) -> dict[str, list[str]]:
+    """Parameter of `model` -> the source's tensors that are stacked into it. Arguments and errors as those of `load_weights`."""
+    available = {rename(name): name for name in source.names() if not left_out(name)}
+    wanted = _wanted(model, table)
+    expected = {name for names in wanted.values() for name in names}
+    _check(source.where, "are missing", expected - available.keys())
+    _check(source.where, "are not part of this architecture", {available[name] for name in available.keys() - expected})
+    return {parameter_name: [available[name] for name in names] for parameter_name, names in wanted.items()}
+
+
+def wrong_shape(where: str, name: str, shape: Iterable[int], parameter: Tensor) -> ModelLoadError:
+    return ModelLoadError(
+        f"{where}: tensor {name!r} has the shape {list(shape)}, which doesn't fit a parameter of {list(parameter.shape)}; "
+        "config and weights disagree."
+    )
 
 
 def _wanted(model: Decoder, table: NameTable) -> dict[str, list[str]]:
@@ -170,10 +196,3 @@ def _check(where: str, what: str, names: Iterable[str]) -> None:
     if ordered:
         more = f" and {len(ordered) - _NAMES_SHOWN} more" if len(ordered) > _NAMES_SHOWN else ""
         raise ModelLoadError(f"{where}: tensors {what}: {', '.join(ordered[:_NAMES_SHOWN])}{more}.")
-
-
-def _wrong_shape(where: str, name: str, tensor: Tensor, parameter: Tensor) -> ModelLoadError:
-    return ModelLoadError(
-        f"{where}: tensor {name!r} has the shape {list(tensor.shape)}, which doesn't fit a parameter of {list(parameter.shape)}; "
-        "config and weights disagree."
-    )

@@ -18,6 +18,7 @@ from headrace.runner.batch_inputs import Batch, BatchInputs
 from headrace.runner.deterministic import make_deterministic
 from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
 from headrace.runner.draws import request_key, unseeded_key
+from headrace.runner.execution_path import choose_path
 from headrace.runner.interface import LOST_SLOT, NON_FINITE
 from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
@@ -49,7 +50,8 @@ class ModelRunner:
         self._threads = config.threads or physical_cores()
         torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
-        self._model = load_model(config.model, dtype=self._dtype, device=self._device)
+        self._path = choose_path(config, self._device, self._dtype)
+        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed)
         torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)
@@ -103,7 +105,7 @@ class ModelRunner:
             dtype=str(self._dtype).removeprefix("torch."),
             device=str(self._device),
             threads=self._threads,
-            path="eager",
+            path=self._path.name,
             kv_bytes=self._storage.num_bytes,
             weight_bytes=weight_bytes(self._model),
             load_seconds=load_seconds,

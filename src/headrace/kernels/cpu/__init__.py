@@ -1,0 +1,152 @@
+"""Our own CPU kernels: linears that read GGUF blocks as they are, paged attention, and the small steps between them.
+
+The kernels are compiled at first use (`build.py`) and are ordinary torch operators: `torch.compile` and export keep each as one opaque
+step. `load()` first; where it returns None, `reason()` says why and the caller stays with torch's own operators.
+
+A row's result is the same to the last bit whatever else is in the batch, however many threads there are and however a prompt is cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headrace.kernels.attention import AttentionMetadata
+from headrace.kernels.cpu.library import CpuKernels, load, reason
+from headrace.kernels.cpu.packing import FORMATS, Arena, PackedWeight, pack, packed_bytes
+
+__all__ = [
+    "FORMATS",
+    "HEAD_STEP",
+    "Arena",
+    "CpuKernels",
+    "PackedEmbedding",
+    "PackedLinear",
+    "PackedWeight",
+    "attention_add_",
+    "load",
+    "mlp_add_",
+    "pack",
+    "packed_bytes",
+    "paged_attention",
+    "reason",
+    "rms_norm",
+    "rope_write_kv",
+]
+
+HEAD_STEP = 16  # sizes of a head that `paged_attention` takes are multiples of it
+
+
+class PackedLinear(nn.Module):
+    """x [.., columns] @ weight.T + bias -> [.., rows], in x's dtype, with a weight in GGUF blocks. bias: float32.
+
+    Against a weight in blocks x is rounded to 8 bits in blocks of 32; against one in floating point it is taken as float32.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("data", weight.data)
+        self.register_buffer("bias", bias)
+        self.type_number, self.rows, self.columns = weight.type_number, weight.rows, weight.columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.type_number, self.rows, self.bias)
+
+
+class PackedEmbedding(nn.Module):
+    """Rows of a table in GGUF blocks by token id, float32; `linear` has the same table as output weight, for a model that ties both."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        super().__init__()
+        self.register_buffer("data", weight.data)
+        self.type_number, self.rows, self.columns = weight.type_number, weight.rows, weight.columns
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        return torch.ops.headrace_cpu.embedding.default(ids_T, self.data, self.type_number, self.rows, self.columns)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.type_number, self.rows, None)
+
+
+def paged_attention(
+    q_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+) -> Tensor:
+    """What `kernels.attention.paged_attention` does; caches may be float32, bfloat16 or float16, the head size a multiple of HEAD_STEP."""
+    return torch.ops.headrace_cpu.paged_attention.default(
+        q_THD.contiguous(),
+        k_cache,
+        v_cache,
+        meta.query_start_R1,
+        meta.context_len_R,
+        meta.block_table_RB,
+        scale,
+        sliding_window or 0,
+        logit_softcap or 0.0,
+    )
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / root of its mean square over the last dimension * weight (float32), in x's dtype."""
+    return torch.ops.headrace_cpu.rms_norm.default(x.contiguous(), weight, eps)
+
+
+def rope_write_kv(qkv: Tensor, cos_sin: tuple[Tensor, Tensor], k_cache: Tensor, v_cache: Tensor, slot_mapping_T: Tensor) -> Tensor:
+    """Turns queries and keys of qkv [T, (H + 2 K) * D], stores keys and values in their slots; returns the queries [T, H, D].
+
+    cos_sin: as `models.rope.RotaryEmbedding.cos_sin` makes them, each [T, 1, rotary size]; a size of 0 turns nothing.
+    """
+    return torch.ops.headrace_cpu.rope_write_kv.default(qkv.contiguous(), *cos_sin, k_cache, v_cache, slot_mapping_T)
+
+
+def attention_add_(
+    residual_TE: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    qkv: PackedLinear,
+    output: PackedLinear,
+    num_heads: int,
+    cos_sin: tuple[Tensor, Tensor],
+    kv_cache: tuple[Tensor, Tensor],
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+) -> None:
+    """residual += output(attention(qkv(rms_norm(residual)))), the first half of a decoder layer without biases, in one call.
+
+    residual: float32, dense; changed in place. The result is that of the single steps, bit by bit.
+    """
+    torch.ops.headrace_cpu.attention_add_.default(
+        residual_TE,
+        norm_weight,
+        eps,
+        qkv.data,
+        qkv.type_number,
+        output.data,
+        output.type_number,
+        num_heads,
+        *cos_sin,
+        *kv_cache,
+        meta.slot_mapping_T,
+        meta.query_start_R1,
+        meta.context_len_R,
+        meta.block_table_RB,
+        scale,
+        sliding_window or 0,
+        logit_softcap or 0.0,
+    )
+
+
+def mlp_add_(residual_TE: Tensor, norm_weight: Tensor, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+    """residual += down(silu(gate) * up) with gate and up of rms_norm(residual): the second half of a layer, as `attention_add_` the first."""
+    torch.ops.headrace_cpu.mlp_add_.default(
+        residual_TE, norm_weight, eps, gate_up.data, gate_up.type_number, down.data, down.type_number, down.columns
+    )

@@ -1,0 +1,24 @@
+// The kernel table of one instruction set; HEADRACE_ISA names it, the compiler's flags give it.
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "quantize.h"
+
+#define HEADRACE_TEXT_(a) #a
+#define HEADRACE_TEXT(a) HEADRACE_TEXT_(a)
+
+extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* headrace_kernels() {
+  static const headrace::KernelTable table = {HEADRACE_TEXT(HEADRACE_ISA),
+                                              quantize,
+                                              linear,
+                                              unpack_row,
+                                              attention_part,
+                                              attention_fold,
+                                              attention_finish,
+                                              rms_norm,
+                                              silu_mul,
+                                              rotate,
+                                              to_float,
+                                              from_float};
+  return &table;
+}

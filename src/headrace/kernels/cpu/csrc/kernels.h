@@ -1,0 +1,82 @@
+// What one instruction set offers. `kernels.cpp` is compiled to one library for each, with other
+// flags; `ops.cpp` computes with the table of the one in use.
+//
+// All arithmetic is float32; other dtypes are converted at the edges. The kernels know no threads: a caller names the part to compute.
+// The floating point steps of an output element depend on its own row and position only, never on what else a call computes.
+#pragma once
+
+#include <stdint.h>
+
+namespace headrace {
+
+enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// The numbers that GGUF files write.
+enum Format : int64_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
+
+constexpr int64_t kGroupRows = 16;  // output rows that lie interleaved in a packed weight
+constexpr int64_t kBlock = 32;      // values of an activation that share a scale
+
+// Of 32 quantised values q of one activation row: x ~ q * scale.
+struct BlockInfo {
+  float scale;
+  float scaled_sum;      // scale * sum(q)
+  int32_t sum;           // sum(q)
+  int16_t half_sums[2];  // sum(q[0:16]), sum(q[16:32])
+};
+
+struct Linear {
+  const uint8_t* weight;  // packed, see linear.h
+  int64_t format;
+  int64_t rows;           // N
+  int64_t columns;        // K, a multiple of the format's block
+  const float* floats;    // [M, K], for weights in floating point
+  const int8_t* x;        // [M, K] quantised, for the others
+  const BlockInfo* info;  // [M, K / 32]
+  const float* bias;      // [N] or null
+  float* out;             // [M, out_stride]
+  int64_t out_stride;
+  bool accumulate;  // out += instead of out =
+};
+
+constexpr int64_t kPart = 512;         // positions whose softmax is merged as one; parts start at multiples of it
+constexpr int64_t kScratchRows = 128;  // of head_dim floats that attention_part needs as scratch
+
+struct Attention {
+  const float* q;       // [T, H, D]
+  const void* k_cache;  // [blocks, block_size, KH, D]
+  const void* v_cache;
+  Dtype cache_dtype;
+  int64_t block_size, num_heads, num_kv_heads, head_dim;
+  float scale;
+  int64_t window;  // positions a token sees, its own included; 0: all
+  float softcap;   // 0: none
+};
+
+struct KernelTable {
+  const char* name;
+  // floats [M, K] -> int8 [M, K], info [M, K / 32]
+  void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info);
+  // rows of groups [first_group, last_group) for activation rows [first, last)
+  void (*linear)(const Linear& args, int64_t first_group, int64_t last_group, int64_t first, int64_t last);
+  // one row of a packed weight -> float32 [K]
+  void (*unpack_row)(const uint8_t* weight, int64_t format, int64_t row, int64_t k, float* out);
+  // Positions [part * kPart, ...) of one row's context for its tokens [first, last), whose positions start at `position` for `first`, and
+  // key/value heads [first_head, last_head). state_stride apart, by head, token and query head of the group: D sums, maximum, denominator.
+  void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
+                         int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
+  // `into` takes up the state of the part that follows its own
+  void (*attention_fold)(float* into, const float* next, int64_t head_dim);
+  void (*attention_finish)(const float* state, int64_t head_dim, float* out);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int64_t size, float* out);
+  // out = x * cos + (halves of x swapped) * sin over the first `rotary` values, the rest copied
+  void (*rotate)(const float* x, const float* cos, const float* sin, int64_t rotary, int64_t head_dim, float* out);
+  void (*to_float)(const void* x, Dtype dtype, int64_t n, float* out);
+  void (*from_float)(const float* x, Dtype dtype, int64_t n, void* out);
+};
+
+}  // namespace headrace
+
+// Exported by the library of each instruction set.
+extern "C" const headrace::KernelTable* headrace_kernels();

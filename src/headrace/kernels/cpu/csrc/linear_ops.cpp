@@ -1,0 +1,103 @@
+// Quantised linears, norms and the feed-forward: checks, work space and threads around the kernels.
+#include "ops.h"
+
+namespace headrace {
+
+namespace {
+
+constexpr int64_t kRowsAtOnce = 128;  // activation rows that pass one group of weight rows while both stay in the caches
+
+}  // namespace
+
+Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns) {
+  const FormatSize size = format_size(format);
+  check_dense(packed, "packed");
+  STD_TORCH_CHECK(columns % size.values == 0, "headrace_cpu: ", columns, " columns are no whole number of blocks of ", size.values);
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == (rows + 15) / 16 * (columns / size.values) * size.group_bytes,
+                  "headrace_cpu: packed does not hold a weight [", rows, ", ", columns, "] in format ", format);
+  return {static_cast<const uint8_t*>(packed.const_data_ptr()), format, rows, columns};
+}
+
+// out[M, rows] (+)= x[M, columns] @ weight^T, all float32
+void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out) {
+  static thread_local Scratch q_scratch, info_scratch;
+  const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
+  const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
+  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
+  BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
+  if (!floats) {
+    parallel_items(m, 16384 / k + 1,
+                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
+  }
+  const Linear args{weight.data, weight.format, weight.rows, k, x, q, info, bias, out, weight.rows, accumulate};
+  const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, pieces = torch::stable::get_num_threads() * 8;
+  const int64_t groups_a_piece = groups / pieces > 1 ? groups / pieces : 1;
+  const int64_t pieces_a_chunk = (groups + groups_a_piece - 1) / groups_a_piece;
+  parallel_items(chunks * pieces_a_chunk, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t row = i / pieces_a_chunk * kRowsAtOnce, group = i % pieces_a_chunk * groups_a_piece;
+      kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row,
+                       row + kRowsAtOnce < m ? row + kRowsAtOnce : m);
+    }
+  });
+}
+
+int64_t last_size(const Tensor& t) {
+  STD_TORCH_CHECK(t.dim() >= 1 && t.size(t.dim() - 1) > 0, "headrace_cpu: an activation needs a last dimension of at least 1");
+  return t.size(t.dim() - 1);
+}
+
+static Tensor like_with_columns(const Tensor& x, int64_t columns) {
+  int64_t sizes[8];
+  const int64_t dims = x.dim();
+  STD_TORCH_CHECK(dims <= 8, "headrace_cpu: tensors of more than 8 dimensions are not supported");
+  for (int64_t i = 0; i + 1 < dims; ++i) sizes[i] = x.size(i);
+  sizes[dims - 1] = columns;
+  return new_tensor(sizes, dims, x.scalar_type());
+}
+
+const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out) {
+  const int64_t k = last_size(x), m = x.numel() / (k ? k : 1);
+  const float *from = as_floats(x, "x", in), *weight = float_weight(norm_weight, k, "norm_weight");
+  float* to = out.get<float>(m * k);
+  parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) kernels().rms_norm(from + i * k, weight, static_cast<float>(eps), k, to + i * k);
+  });
+  return to;
+}
+
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias) {
+  static thread_local Scratch in, out;
+  const int64_t k = last_size(x);
+  const Weight weight = weight_of(packed, format, rows, k);
+  Tensor y = like_with_columns(x, rows);
+  const FloatOut to(y, "x", out);
+  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias ? float_weight(*bias, rows, "bias") : nullptr, false, to.data);
+  to.store();
+  return y;
+}
+
+// residual += down(silu(gate) * up), where gate and up are the halves of gate_up(rms_norm(residual))
+void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
+              int64_t down_format, int64_t inner) {
+  static thread_local Scratch in, norm, wide, narrow;
+  const int64_t k = last_size(residual), m = residual.numel() / k;
+  STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float, "headrace_cpu: residual must be float32");
+  const Weight first = weight_of(gate_up, gate_up_format, 2 * inner, k), second = weight_of(down, down_format, k, inner);
+  float *both = wide.get<float>(m * 2 * inner), *product = narrow.get<float>(m * inner);
+  multiply(first, normed(residual, norm_weight, eps, in, norm), m, nullptr, false, both);
+  parallel_items(m, 8192 / inner + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) kernels().silu_mul(both + 2 * i * inner, both + (2 * i + 1) * inner, inner, product + i * inner);
+  });
+  multiply(second, product, m, nullptr, true, static_cast<float*>(residual.mutable_data_ptr()));
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  static thread_local Scratch in, norm;
+  const float* values = normed(x, weight, eps, in, norm);
+  Tensor y = like_with_columns(x, last_size(x));
+  kernels().from_float(values, dtype_of(x, "x"), x.numel(), y.mutable_data_ptr());
+  return y;
+}
+
+}  // namespace headrace

@@ -1,0 +1,42 @@
+// The operators, by file, and the pieces that one lends another.
+#pragma once
+
+#include "runtime.h"
+
+namespace headrace {
+
+struct Weight {  // checked
+  const uint8_t* data;
+  int64_t format, rows, columns;
+};
+
+struct FormatSize {
+  int64_t values, bytes, group_bytes;  // of a block in the file, and of the same block of 16 packed rows
+};
+
+// pack_ops.cpp
+FormatSize format_size(int64_t format);
+void pack_(const Tensor& packed, const Tensor& raw, int64_t format, int64_t rows, int64_t columns);
+Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_t rows, int64_t columns);
+
+// linear_ops.cpp
+Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns);
+int64_t last_size(const Tensor& t);
+void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out);
+const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out);
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias);
+void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
+              int64_t down_format, int64_t inner);
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+
+// attention_ops.cpp
+void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t rows, int64_t tokens, int64_t most_context);
+Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& query_start, const Tensor& context_len,
+                       const Tensor& block_table, double scale, int64_t window, double softcap);
+Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots);
+void attention_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& qkv, int64_t qkv_format, const Tensor& output,
+                    int64_t output_format, int64_t num_heads, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,
+                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale,
+                    int64_t window, double softcap);
+
+}  // namespace headrace

@@ -1,0 +1,226 @@
+"""A GGUF model whose matrices stay in their blocks; the CPU kernels compute with them as they are.
+
+A Decoder is made without memory (on the meta device), then every part of it that holds weights gives way to a packed one. The matrices are
+never floats, so loading takes the file's size and a copy or two of one of them; norms and biases are float32, and so is all that is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import ModelLoadError
+from headrace.kernels import cpu
+from headrace.kernels.attention import AttentionMetadata, paged_attention
+from headrace.models.decoder import Decoder, DecoderLayer, Embedding
+from headrace.models.gguf import GGUFFile
+from headrace.models.gguf_config import gguf_model_config
+from headrace.models.layers import Attention, Linear, RMSNorm
+from headrace.models.model_config import ModelConfig
+from headrace.models.rope import rotary_embeddings
+from headrace.models.weights import GGUFSource, match_names, wrong_shape
+
+logger = logging.getLogger("headrace.models")
+
+_FLOAT16 = 1  # GGUF's number
+
+
+def load_packed(file: GGUFFile) -> Decoder:
+    """Float32 on CPU. The kernels must be loaded (`kernels.cpu.load`). Raises ModelLoadError as `loader.load_model` does."""
+    arch, config = gguf_model_config(file)
+    model = PackedDecoder(config)
+    source = GGUFSource(file, arch, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
+    loader = _Loader(source, dict(model.named_parameters()), match_names(model, source, table=arch.gguf_names))
+    for path, module in list(model.named_modules()):
+        packed = loader.packed(path, module)
+        if packed is not None:
+            model.set_submodule(path, packed)
+    for layer in model.layers:
+        layer.choose_calls()
+    return model
+
+
+class PackedNorm(nn.Module):
+    """`layers.RMSNorm` by our kernel."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cpu.rms_norm(x, self.weight, self.eps)
+
+
+class PackedStack(nn.Module):
+    """One product of parts in different formats, as where a file holds v in more bits than q and k."""
+
+    def __init__(self, parts: list[cpu.PackedLinear]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+class PackedAttention(Attention):
+    """The same in three kernels: rotation and write to the cache, attention, and the products around them."""
+
+    def forward(self, x_TE: Tensor, cos_sin: tuple[Tensor, Tensor], kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:
+        qkv = self.qkv(x_TE)
+        if self.qk_norm is not None:
+            qk, v = qkv.split((self.q_size + self.kv_size, self.kv_size), dim=-1)
+            qkv = torch.cat((self.norm_qk(qk), v), dim=-1)
+        q_THD = cpu.rope_write_kv(qkv, cos_sin, *kv_cache, meta.slot_mapping_T)
+        attend = paged_attention if self.head_dim % cpu.HEAD_STEP else cpu.paged_attention
+        out_THD = attend(q_THD, *kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, logit_softcap=self.logit_softcap)
+        return self.output(out_THD.flatten(1))
+
+
+class PackedLayer(DecoderLayer):
+    """Each half is one call where the layer has nothing but what that call knows, else step by step."""
+
+    attention_class = PackedAttention
+
+    def choose_calls(self) -> None:
+        """Once the weights are there."""
+        attention, mlp = self.attention, self.mlp
+        self._attention_in_one = (
+            _plain(attention.qkv, attention.output)
+            and _only_before(self.attention_pre_norm, self.attention_post_norm)
+            and attention.qk_norm is None
+            and attention.head_dim % cpu.HEAD_STEP == 0
+        )
+        self._mlp_in_one = (
+            _plain(mlp.gate_up, mlp.down) and _only_before(self.mlp_pre_norm, self.mlp_post_norm) and mlp.activation is torch.nn.functional.silu
+        )
+
+    def forward(self, h_TE: Tensor, cos_sin: tuple[Tensor, Tensor] | None, kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:
+        """Changes h."""
+        attention, mlp = self.attention, self.mlp
+        if cos_sin is None:
+            nothing = h_TE.new_empty(h_TE.shape[0], 1, 0)
+            cos_sin = (nothing, nothing)
+        if self._attention_in_one:
+            norm = self.attention_pre_norm
+            cpu.attention_add_(
+                h_TE,
+                norm.weight,
+                norm.eps,
+                attention.qkv,
+                attention.output,
+                attention.num_heads,
+                cos_sin,
+                kv_cache,
+                meta,
+                scale=attention.scale,
+                sliding_window=attention.sliding_window,
+                logit_softcap=attention.logit_softcap,
+            )
+        else:
+            h_TE += self.attention_post_norm(attention(self.attention_pre_norm(h_TE), cos_sin, kv_cache, meta))
+        if self._mlp_in_one:
+            cpu.mlp_add_(h_TE, self.mlp_pre_norm.weight, self.mlp_pre_norm.eps, mlp.gate_up, mlp.down)
+        else:
+            h_TE += self.mlp_post_norm(mlp(self.mlp_pre_norm(h_TE)))
+        return h_TE
+
+
+class PackedDecoder(Decoder):
+    layer_class = PackedLayer
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, dtype=torch.float32, device=torch.device("meta"))
+        self.device = torch.device("cpu")
+        self._ropes = rotary_embeddings(config.ropes, self.device)
+
+
+def _plain(*linears: nn.Module) -> bool:
+    return all(isinstance(linear, cpu.PackedLinear) and linear.bias is None for linear in linears)
+
+
+def _only_before(pre_norm: nn.Module, post_norm: nn.Module) -> bool:
+    return isinstance(pre_norm, PackedNorm) and isinstance(post_norm, nn.Identity)
+
+
+class _Loader:
+    """Makes the packed form of each module. `names`: parameter -> the file's tensors that are stacked into it."""
+
+    def __init__(self, source: GGUFSource, parameters: dict[str, nn.Parameter], names: dict[str, list[str]]) -> None:
+        self._source, self._parameters, self._names = source, parameters, names
+        self._tensors = source.file.tensors
+        matrices = [name for name in names if parameters[name].dim() == 2]
+        for name in matrices:
+            self._check_shapes(name)
+        self._arena = cpu.Arena(sum(self._room(group) for name in matrices for group in self._groups(name)))
+        tensors = [self._tensors[name] for matrix in matrices for name in names[matrix]]
+        others = sorted({tensor.type_name for tensor in tensors if tensor.type_number not in cpu.FORMATS})
+        if others:
+            logger.warning("there is no kernel for %s: these weights of %s are kept as float16", ", ".join(others), source.where)
+
+    def packed(self, path: str, module: nn.Module) -> nn.Module | None:
+        """None for a module that holds no weights itself."""
+        match module:
+            case Linear():
+                parts = self._matrix(f"{path}.weight")
+                biases = [None] * len(parts) if module.bias is None else self._vector(f"{path}.bias").split([part.rows for part in parts])
+                linears = [cpu.PackedLinear(part, bias) for part, bias in zip(parts, biases, strict=True)]
+                return linears[0] if len(linears) == 1 else PackedStack(linears)
+            case Embedding():
+                return cpu.PackedEmbedding(*self._matrix(f"{path}.weight"))
+            case RMSNorm():
+                return PackedNorm(self._vector(f"{path}.weight"), module.eps)
+        return None
+
+    def _vector(self, parameter_name: str) -> Tensor:
+        parameter, names = self._parameters[parameter_name], self._names[parameter_name]
+        vector = torch.cat([self._source.load(name).flatten() for name in names])
+        if vector.shape != parameter.shape:
+            raise wrong_shape(self._source.where, " + ".join(names), vector.shape, parameter)
+        return vector
+
+    def _matrix(self, parameter_name: str) -> list[cpu.PackedWeight]:
+        return [self._pack(group) for group in self._groups(parameter_name)]
+
+    def _check_shapes(self, parameter_name: str) -> None:
+        parameter, names = self._parameters[parameter_name], self._names[parameter_name]
+        for name in names:
+            shape = self._tensors[name].shape
+            if len(shape) != 2 or shape[1] != parameter.shape[1]:
+                raise wrong_shape(self._source.where, name, shape, parameter)
+        rows = sum(self._tensors[name].shape[0] for name in names)
+        if rows != parameter.shape[0]:
+            raise wrong_shape(self._source.where, " + ".join(names), (rows, parameter.shape[1]), parameter)
+
+    def _groups(self, parameter_name: str) -> list[list[str]]:
+        """Neighbours of one format, which make one weight."""
+        return [list(group) for _, group in groupby(self._names[parameter_name], self._type_number)]
+
+    def _type_number(self, name: str) -> int:
+        """The format that a tensor is packed in."""
+        number = self._tensors[name].type_number
+        return number if number in cpu.FORMATS else _FLOAT16
+
+    def _room(self, group: list[str]) -> int:
+        rows, columns = self._size(group)
+        return cpu.packed_bytes(self._type_number(group[0]), rows, columns) + cpu.Arena.ALIGNMENT
+
+    def _size(self, group: list[str]) -> tuple[int, int]:
+        return sum(self._tensors[name].shape[0] for name in group), self._tensors[group[0]].shape[1]
+
+    def _pack(self, group: list[str]) -> cpu.PackedWeight:
+        rows, columns = self._size(group)
+        raw = self._rows(group[0]) if len(group) == 1 else torch.cat([self._rows(name) for name in group])
+        return cpu.pack(self._type_number(group[0]), raw.flatten(), rows, columns, arena=self._arena)
+
+    def _rows(self, name: str) -> Tensor:
+        """uint8 [rows, bytes of a row] in the format that the tensor is packed in."""
+        if self._tensors[name].type_number in cpu.FORMATS:
+            return self._source.load_rows(name)
+        halves = self._source.load(name).to(torch.float16)
+        if not bool(halves.isfinite().all()):
+            raise ModelLoadError(f"{self._source.where}: tensor {name!r} has values beyond float16; load it without --quantization gguf.")
+        return halves.view(torch.uint8)

@@ -1,0 +1,185 @@
+"""GGUF models whose matrices stay in their blocks, against the same files dequantised, and against themselves in other batches."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from headrace.errors import ModelLoadError
+from headrace.kernels import cpu
+from headrace.models.decoder import Decoder
+from headrace.models.gguf import GGUFFile
+from headrace.models.loader import find_gguf, load_model, weight_bytes
+from headrace.models.packed import PackedStack
+from headrace.models.store import resolve_model
+from headrace.text.tokenizer import Tokenizer
+from tests.kernels.cpu.test_linear import rounded
+from tests.models.gguf_writer import write_gguf
+from tests.models.paged_driver import PagedDriver
+from tests.models.test_gguf_blocks import random_blocks
+from tests.models.test_gguf_models import CASES, tame
+from tests.models.tiny_models import TINY, make, prompt
+
+FORMATS = ("F32", "F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K")
+# Activations are rounded to 8 bits before each product with a quantised matrix; all else is float32 and the weights are those of the file.
+NEAR = 0.04  # to the dequantised model: of the logits' norm
+ROUNDED = 0.01  # to the dequantised model with activations rounded in the same way: a last bit may round one to its neighbour
+EXACT = 1e-5  # where the weights are floats
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.06,
+}
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> cpu.CpuKernels:
+    loaded = cpu.load()
+    if loaded is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    return loaded
+
+
+def load(path, *, packed: bool) -> Decoder:
+    return load_model(str(path), dtype=torch.float32, device=torch.device("cpu"), packed=packed)
+
+
+def blocks_of(name: str, matrices=MATRICES) -> dict[str, np.ndarray]:
+    """Random blocks for matrices of `SIZES`: the `gguf` package can read K formats but not make them."""
+    row_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
+    rows = {"attn_k": 64, "attn_v": 64}
+    return {
+        f"blk.{layer}.{matrix}.weight": tame(name, random_blocks(name, rows.get(matrix, 256), seed=layer).reshape(-1, row_bytes))
+        for layer in range(2)
+        for matrix in matrices
+    }
+
+
+def write(path, name: str):
+    """A tiny llama with all its matrices (of the K formats: all of its layers) in one format."""
+    theirs = make("LlamaConfig", SIZES)
+    write_gguf(theirs, path, "llama", quantization=name, blocks=blocks_of(name) if name.endswith("_K") else None)
+    return path
+
+
+def difference(ours: torch.Tensor, want: torch.Tensor) -> float:
+    return float((ours - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_near_the_dequantised_ones(name, tmp_path):
+    path, tokens = write(tmp_path / "model.gguf", name), prompt(40)
+    packed, plain = load(path, packed=True), load(path, packed=False)
+    assert not list(packed.parameters()), "no weight is left in floating point"
+    logits, floats = PagedDriver(packed).prefill(tokens), name.startswith("F")
+    assert difference(logits, PagedDriver(plain).prefill(tokens)) < (EXACT if floats else NEAR)
+    for module, twin in ((plain.get_submodule(path), twin) for path, twin in packed.named_modules() if isinstance(twin, cpu.PackedLinear)):
+        if cpu.FORMATS[twin.type_number].startswith("Q"):
+            module.register_forward_pre_hook(lambda _, args: (rounded(args[0]).float(),))
+    assert difference(logits, PagedDriver(plain).prefill(tokens)) < (EXACT if floats else ROUNDED)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_architecture(name, tmp_path):
+    """In float32, where nothing is rounded: biases, norms in other places, windows, caps, layers without rotation, other activations."""
+    class_name, changes, metadata = CASES[name]
+    path, tokens = tmp_path / "model.gguf", prompt(25)
+    write_gguf(make(class_name, changes), path, name.split("-")[0], metadata=metadata)
+    got, want = (PagedDriver(load(path, packed=packed)).prefill(tokens, chunks=[20, 1, 4]) for packed in (True, False))
+    assert (got - want).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K"])
+def test_the_same_bits_whatever_the_batch_and_the_chunks(name, tmp_path):
+    model = load(write(tmp_path / "model.gguf", name), packed=True)
+    prompts = [prompt(length, seed=length) for length in range(1, 33, 2)]
+    alone = [answer(model, [tokens], 6)[0] for tokens in prompts]
+    assert answer(model, prompts, 6) == alone
+    tokens = prompt(60)
+    whole = PagedDriver(model).prefill(tokens)
+    assert torch.equal(PagedDriver(model).prefill(tokens, chunks=[17, 1, 30, 12]), whole)
+    assert torch.equal(PagedDriver(model).prefill(tokens, chunks=[1] * 60), whole)
+
+
+def answer(model: Decoder, prompts: list[list[int]], count: int) -> list[list[tuple[int, bytes]]]:
+    """`count` greedy tokens of each prompt, computed together, with the bits of their logits."""
+    driver = PagedDriver(model, num_blocks=512, block_size=4)
+    answers: list[list[tuple[int, bytes]]] = [[] for _ in prompts]
+    work = dict(enumerate(prompts))
+    for _ in range(count):
+        logits = driver.step(work)
+        for row, answered in enumerate(answers):
+            answered.append((int(logits[row][-1].argmax()), logits[row][-1].numpy().tobytes()))
+        work = {row: [answered[-1][0]] for row, answered in enumerate(answers)}
+    return answers
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])
+def test_parts_in_different_formats(name, tmp_path, caplog):
+    """v in another format than q and k, with biases, as files of mixed formats have it; Q5_K has no kernel and goes over float16."""
+    path, tokens = tmp_path / "model.gguf", prompt(20)
+    write_gguf(make("Qwen2Config", SIZES), path, "qwen2", quantization=name, blocks=blocks_of(name, ("attn_v", "ffn_down")))
+    packed = load(path, packed=True)
+    assert isinstance(packed.layers[0].attention.qkv, PackedStack)
+    assert difference(PagedDriver(packed).prefill(tokens), PagedDriver(load(path, packed=False)).prefill(tokens)) < NEAR
+    assert [record.getMessage() for record in caplog.records if "Q5_K" in record.getMessage()] == (
+        [f"there is no kernel for Q5_K: these weights of {path} are kept as float16"] if name == "Q5_K" else []
+    )
+
+
+def test_the_weights_take_what_they_take_in_the_file(tmp_path):
+    path = write(tmp_path / "model.gguf", "Q4_0")
+    packed = load(path, packed=True)
+    assert weight_bytes(packed) == sum(tensor.num_bytes for tensor in GGUFFile(path).tensors.values())
+    assert weight_bytes(packed) < weight_bytes(load(path, packed=False)) / 6
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    path, zeros = tmp_path / "model.gguf", np.zeros((5, 48), np.float32)
+    for extra, named in (
+        ({"blk.0.surprise.weight": zeros}, r"not part of this architecture: blk\.0\.surprise\.weight"),
+        ({"output.weight": zeros}, r"'output\.weight' has the shape \[5, 48\].* \[96, 48\]"),
+    ):
+        write_gguf(make("LlamaConfig", {"tie_word_embeddings": True}), path, "llama", extra=extra)
+        with pytest.raises(ModelLoadError, match=named):
+            load(path, packed=True)
+    make(*TINY["llama"]).save_pretrained(tmp_path / "directory")
+    with pytest.raises(ModelLoadError, match="Hugging Face directory"):
+        load(tmp_path / "directory", packed=True)
+
+
+TEXT = """The harbour had been built by hand, one stone at a time, in the years when the town still lived from fishing. Every morning the boats
+went out before the sun had risen, and every evening the people stood on the long wall and counted the sails that came back. When the railway
+arrived, most of the young men left to work in the city, and the boats grew old in the shallow water behind the market. Today visitors walk along
+the same wall and take photographs of the sea. Few of them know that the lamp at its end is older than any house they can see, or that the man who
+looks after it is the grandson of the man who lit it for the first time. He says that the work has not changed very much. The glass must be clean,
+the light must turn, and somebody has to write down the weather in a book. He has filled forty of these books, and he reads in them in winter, when
+there are no visitors and the wind is too strong to go out."""
+QUESTIONS = ["What is the capital of France?", "Name three colours.", "How many days has a week?", "Write a line about the sea."]
+
+
+@pytest.mark.real_model
+def test_the_default_model():
+    path = find_gguf(resolve_model(None, progress=False))
+    packed, plain, tokenizer = load(path, packed=True), load(path, packed=False), Tokenizer.load(path)
+
+    def perplexity(model: Decoder) -> float:
+        ids = tokenizer.encode(TEXT)
+        logits = PagedDriver(model, block_size=16).prefill(ids)
+        return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:])).exp())
+
+    assert perplexity(packed) == pytest.approx(perplexity(plain), rel=0.01)
+    prompts = [tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n") for question in (*QUESTIONS, *QUESTIONS[:2]) * 3][
+        :16
+    ]
+    alone = [answer(packed, [tokens], 12)[0] for tokens in prompts[:4]]
+    together = answer(packed, prompts, 12)
+    assert together[:4] == alone
+    assert "Paris" in tokenizer.decode([token for token, _ in together[0]])

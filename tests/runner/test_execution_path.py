@@ -1,0 +1,81 @@
+"""`--quantization gguf`: what serves, what is said where it can't, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.kernels import cpu
+from headrace.kernels.cpu.library import ISA_VARIABLE
+from headrace.models.loader import load_model
+from headrace.runner.execution_path import choose_path
+from headrace.runner.model_runner import ModelRunner
+from tests.models.gguf_writer import write_gguf
+from tests.models.paged_driver import PagedDriver
+from tests.models.tiny_models import TINY, make, prompt
+from tests.runner.tiny_model import Hand
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    path = tmp_path_factory.mktemp("tiny") / "model.gguf"
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    write_gguf(make("LlamaConfig", sizes), path, "llama", quantization="Q8_0")
+    return EngineConfig(model=str(path), quantization="gguf", device="cpu", threads=1, block_size=4, kv_memory=1 << 20)
+
+
+def served_ids(runner: ModelRunner) -> list[int]:
+    hand = Hand(runner)
+    track = hand.add("a", prompt(20))
+    hand.finish(["a"], 8)
+    return track.answer
+
+
+def expected_ids(config: EngineConfig, *, packed: bool) -> list[int]:
+    model = load_model(config.model, dtype=torch.float32, device=torch.device("cpu"), packed=packed)
+    return PagedDriver(model).greedy(prompt(20), 8)
+
+
+def test_packed_weights_serve(config: EngineConfig) -> None:
+    kernels = cpu.load()
+    if kernels is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    runner = ModelRunner(config)
+    info = runner.info(0.0)
+    assert info.path == f"eager, packed GGUF weights ({kernels.isa})"
+    assert info.dtype == "float32"
+    assert info.weight_bytes < ModelRunner(replace(config, quantization=None)).info(0.0).weight_bytes / 3
+    assert served_ids(runner) == expected_ids(config, packed=True)
+    assert served_ids(ModelRunner(replace(config, deterministic=True))) == expected_ids(config, packed=True)
+    runner.close()
+
+
+def test_without_kernels_the_weights_are_dequantised_and_it_is_said(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "off")
+    runner = ModelRunner(config)
+    monkeypatch.undo()
+    cpu.load()
+    assert runner.info(0.0).path == "eager, dequantised GGUF weights (no CPU kernels)"
+    assert f"--quantization gguf: {ISA_VARIABLE} is off. The weights are dequantised instead" in caplog.text
+    assert served_ids(runner) == expected_ids(config, packed=False)
+
+
+def test_what_cannot_go_with_it(config: EngineConfig, tmp_path: Path) -> None:
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    for changes, device, dtype, named in (
+        ({"model": str(tmp_path)}, "cpu", torch.float32, "Hugging Face directory; leave the flag out"),
+        ({}, "cuda", torch.float32, "--quantization none or --device cpu"),
+        ({"dtype": "bfloat16"}, "cpu", torch.bfloat16, "not in bfloat16; leave --dtype at auto"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            choose_path(replace(config, **changes), torch.device(device), dtype)
+    with pytest.raises(ConfigError, match="use none or gguf"):
+        replace(config, quantization="int4")
+    assert choose_path(replace(config, quantization="none"), torch.device("cpu"), torch.float32).name == "eager"
