@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace.core.policy import AGED_SHARE, AGING_S_PER_TOKEN
-from headrace.core.step_time import FIRST_CHUNK
 from tests.core.block_world import Engine, config, request
 
 
@@ -58,7 +57,7 @@ def test_decodes_have_a_row_in_each_step_while_prompts_flood_in():
         engine.add(request(f"p{step}", 60, 1, arrival=engine.now))
         engine.turn(ahead=False)
         assert engine.plans[-1].rows[0].request_id == "running"
-        assert engine.plans[-1].num_tokens <= FIRST_CHUNK
+        assert engine.plans[-1].num_tokens <= engine.config.max_num_batched_tokens
     engine.run()
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from headrace.core.step_time import FIRST_CHUNK, ITL_FACTOR, StepTimeModel
+from headrace.core.step_time import FIRST_CHUNK, GROWTH, ITL_FACTOR, StepTimeModel
 
 
 def seconds_of(tokens: int, attended: int, bend: float = 0.0) -> float:
@@ -86,3 +86,15 @@ def test_it_follows_a_machine_that_becomes_slower():
     for _ in range(60):
         model.observe(tokens=8, attended=2400, has_prefill=False, seconds=0.1)
     assert model.predict(tokens=8, attended=2400, has_prefill=False) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_chunk_far_beyond_all_steps_seen_is_not_trusted():
+    """Decode steps and a tiny prompt say nothing of a thousand tokens, whatever line goes through them."""
+    model = StepTimeModel()
+    for context in range(50):
+        model.observe(tokens=1, attended=context + 1, has_prefill=False, seconds=0.05)
+    model.observe(tokens=4, attended=10, has_prefill=True, seconds=0.05)
+    ask = {"decode_tokens": 1, "decode_attended": 50, "num_prompts": 1, "context": 0, "limit": 2048, "floor": 8, "target_s": None}
+    assert model.prefill_chunk(**ask) == FIRST_CHUNK
+    model.observe(tokens=33, attended=33 * 33, has_prefill=True, seconds=0.05)
+    assert model.prefill_chunk(**ask) == GROWTH * 33

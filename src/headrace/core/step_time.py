@@ -16,13 +16,15 @@ FADE = 0.995  # weight of a step after one more step
 RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
 MIN_STEPS = 4  # before so many steps nothing is predicted
 ITL_FACTOR = 2.0  # without a target, a mixed step may take so many times a decode-only one
-FIRST_CHUNK = 64  # prompt tokens beside decodes before anything is known
+FIRST_CHUNK = 32  # prompt tokens beside decodes before anything is known
+GROWTH = 2  # a step with prompt tokens may be so many times as large as any before it: what was never seen can't be predicted
 _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
 
 
 class StepTimeModel:
     def __init__(self) -> None:
         self.num_steps = 0
+        self._most_tokens = 0  # of a step with prompt tokens
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
         self._coefficients: list[float] | None = None  # None: to be solved again
@@ -49,6 +51,8 @@ class StepTimeModel:
             self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
         self._coefficients = None
         self.num_steps += 1
+        if has_prefill:
+            self._most_tokens = max(self._most_tokens, tokens)
 
     def predict(self, *, tokens: int, attended: int, has_prefill: bool) -> float:
         """Seconds that a step of these features takes."""
@@ -70,7 +74,7 @@ class StepTimeModel:
         if target_s is None:
             factor = 1.0 + (ITL_FACTOR - 1.0) * max(1.0, num_prompts / max(decode_tokens, 1))
             target_s = factor * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
-        low, high = floor, limit
+        low, high = floor, max(floor, min(limit, max(FIRST_CHUNK, GROWTH * self._most_tokens)))
         while low < high:
             chunk = (low + high + 1) // 2
             attended = decode_attended + chunk * (context + chunk)
