@@ -31,7 +31,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_num_queued_reqs: int = 1024  # requests that may wait; one more gets 429
-    target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2 x the decode-only step, more beside many prompts
+    target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2.5 x the decode-only step, more beside many prompts
     session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
     async_scheduling: bool = True  # plan step n+1 while step n runs
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower

@@ -96,7 +96,7 @@ SCHEDULER_OPTIONS = (
     _engine(
         "target-itl-ms",
         values.positive_number,
-        "time between tokens to hold while prompts are read; default: 2 x the undisturbed step",
+        "time between tokens to hold while prompts are read; default: 2.5 x the undisturbed step",
         metavar="MS",
     ),
     _engine("async-scheduling", values.boolean, "plan the next step while this one runs"),

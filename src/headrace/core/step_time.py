@@ -15,7 +15,7 @@ from itertools import combinations
 FADE = 0.995  # weight of a step after one more step
 RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
 MIN_STEPS = 4  # before so many steps nothing is predicted
-ITL_FACTOR = 2.0  # without a target, a mixed step may take so many times a decode-only one
+ITL_FACTOR = 2.5  # without a target, a mixed step may take so many times a decode-only one
 FIRST_CHUNK = 32  # prompt tokens beside decodes before anything is known
 GROWTH = 2  # a step with prompt tokens may be so many times as large as any before it: what was never seen can't be predicted
 _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
