@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headrace.errors import InvalidRequest
 
@@ -11,6 +12,14 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_N = 128
 GREEDY_TEMPERATURE = 1e-5  # at or below this the largest logit wins: dividing by less would overflow fp32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """A form that the whole text of an answer keeps, held by a grammar that masks tokens."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    source: str = ""  # the schema as JSON text; nothing for json_object; the expression; the choices as a JSON list of texts; a Lark grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
