@@ -18,6 +18,15 @@ from headrace.server.service import LoadedModel
 from headrace.text.answer_events import AnswerParser, ContentText, Event
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What is the same in all parts of an answer."""
+
+    answer_id: str
+    created: int  # Unix seconds
+    model: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Usage:
     prompt_tokens: int = 0

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from headrace.core.messages import TokenLogprobs
 from headrace.server.answer import Piece, Scorer
 from headrace.server.body import decode_object
+from headrace.server.choices import ChoicesDialect
 from headrace.server.generation_route import GenerationRoute
 from headrace.server.logprobs import chat_entries
 from headrace.server.parse import ParsedRequest, Prompt
@@ -144,5 +145,5 @@ def parse(body: bytes, service: Service, model: LoadedModel) -> ParsedRequest:
 
 
 def routes(service: Service) -> list[Route]:
-    endpoint = GenerationRoute(service, parse=parse, form=ChatForm, new_scorers=new_scorers)
+    endpoint = GenerationRoute(service, ChoicesDialect(ChatForm, parse=parse, new_scorers=new_scorers))
     return [Route("/v1/chat/completions", endpoint, methods=["POST"])]
