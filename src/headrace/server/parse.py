@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import ContextLengthExceeded, InvalidRequest
 from headrace.sampling_params import SamplingParams
-from headrace.server.schema import CompletionBody, GenerationBody
+from headrace.server.schema import CompletionBody, GenerationBody, SamplingBody
 from headrace.server.service import LoadedModel
 from headrace.text.answer_events import AnswerParser
 
@@ -104,9 +104,9 @@ def prompt_list(value: Any, model: LoadedModel, encode: Callable[[str], tuple[in
     return [(token_ids(value, model.vocab_size, "prompt"), None)]
 
 
-def sampling_params(body: GenerationBody, model: LoadedModel, *, max_tokens: int | None, limit_field: str, logprobs: int | None) -> SamplingParams:
+def sampling_params(body: SamplingBody, model: LoadedModel, *, max_tokens: int | None, limit_field: str, logprobs: int | None) -> SamplingParams:
     """Checked parameters with the limit as it was asked for; raises `InvalidRequest` that names the field of the body."""
-    fields: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS if getattr(body, name) is not None}
+    fields: dict[str, Any] = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name, None)) is not None}
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(body, name) is not None:
             fields[name] = tuple(dict.fromkeys(token_ids(getattr(body, name), model.vocab_size, name)))
