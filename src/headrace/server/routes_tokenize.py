@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.errors import InvalidRequest
 from headrace.server.body import decode_object, read_body
-from headrace.server.chat_prompt import render_prompt
 from headrace.server.generation_route import until_disconnect
 from headrace.server.parse import token_ids
+from headrace.server.parse_chat import chat_turn
 from headrace.server.schema import DetokenizeBody, TokenizeBody, validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import send_json
@@ -27,7 +27,7 @@ def tokenize(body: bytes, service: Service, model: LoadedModel) -> dict[str, Any
     if checked.prompt is not None:
         ids = tuple(model.tokenizer.encode(checked.prompt, add_special_tokens=checked.add_special_tokens is not False))
     else:
-        ids, _ = render_prompt(checked, model, trust_request=service.config.trust_request_chat_template, bounded=False)
+        ids = chat_turn(checked, model, trust_request=service.config.trust_request_chat_template, bounded=False).prompt_token_ids
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.info.max_model_len, "tokens": ids}
     if checked.return_token_strs:
         answer["token_strs"] = [model.token_texts.text_of(token_id) for token_id in ids]
