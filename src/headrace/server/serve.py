@@ -171,7 +171,15 @@ class ServingProcess:
                 pass
         except RequestError as error:
             raise StartError(f"The model was loaded, but a first token could not be computed: {error}") from None
-        self._service.loaded = LoadedModel(info=info, tokenizer=tokenizer, template=template, generator=generator, token_texts=TokenTexts(tokenizer))
+        self._service.loaded = LoadedModel(
+            info=info,
+            tokenizer=tokenizer,
+            template=template,
+            generator=generator,
+            token_texts=TokenTexts(tokenizer),
+            tool_call_parser=self._config.tool_call_parser,
+            reasoning_parser=self._config.reasoning_parser,
+        )
 
     def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
         tokenizer = Tokenizer.load(self._engine_config.model)

@@ -73,6 +73,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment()
         self._template: jinja2.Template | None = None
+        self.variables: frozenset[str] = frozenset()  # what the template reads
         self.supports_tools = False  # whether the template writes the tools it is given; else they become text before it
         self._knows_developer = template is not None and "developer" in template
         if template is None:
@@ -81,7 +82,8 @@ class ChatTemplate:
             raise ModelLoadError(f"The chat template has more than {MAX_TEMPLATE_CHARS} characters.")
         try:
             self._template = self._environment.from_string(template)
-            self.supports_tools = "tools" in meta.find_undeclared_variables(self._environment.parse(template))
+            self.variables = frozenset(meta.find_undeclared_variables(self._environment.parse(template)))
+            self.supports_tools = "tools" in self.variables
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(f"The chat template is not valid: line {error.lineno}: {error.message}") from error
         except RecursionError as error:

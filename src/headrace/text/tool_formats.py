@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 _OBJECT = re.compile(r"\s*(?P<list>\[\s*)?")  # nothing, or the bracket of a list, stands between the marker and an object
 _MISTRAL = re.compile(r"\s*(?:(?P<list>\[\s*)|(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*)?")
-_DEEPSEEK = re.compile(
-    r"\s*(?:<｜tool▁call▁begin｜>)?\s*(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
-)
+_DEEPSEEK = re.compile(r"\s*(?:<｜tool▁call▁begin｜>)?\s*(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*")
 
 
 def _new_id() -> str:
@@ -26,7 +24,9 @@ def _short_id() -> str:
 class ToolFormat:
     # How calls are read. White space around all of these belongs to the format.
     openers: tuple[str, ...]  # texts that announce a call; none begins another
-    header: re.Pattern[str]  # all that may stand between an opener and the call's first brace; `name`: the brace opens the arguments; `list`: calls are in brackets
+    header: re.Pattern[
+        str
+    ]  # all that may stand between an opener and the call's first brace; `name`: the brace opens the arguments; `list`: calls are in brackets
     header_chars: re.Pattern[str]  # each beginning of a header fits this
     glue: tuple[str, ...] = ()  # texts between calls and behind them
     separators: tuple[str, ...] = ()  # characters after which another call may begin without an opener; in a list also a comma

@@ -28,7 +28,9 @@ class ToolCallParser:
         self._names = frozenset(names)
         self._count = 0  # calls that have ended
         self._out = _EventRun()
-        self._held = ""  # no event yet
+        self._held: list[str] = []  # characters that are no event yet
+        self._link = ""  # of what is held, the part that may begin a marker: all but the white space before it
+        self._separated = False  # behind a call: a separator came
         self._header = ""  # of what is held, the part behind the opener
         self._announced = False  # by an opener
         self._listed = False  # in brackets
@@ -54,43 +56,51 @@ class ToolCallParser:
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        if not (self._begun or self._step == self._behind or (self.called and not self._held.strip(_SPACE))):
-            self._out.content(self._held)
-        self._held = ""
+        if not (self._begun or self._step == self._behind or (self.called and not "".join(self._held).strip(_SPACE))):
+            self._release()
+        self._held.clear()
         return self._out.take()
+
+    def _release(self, *, but: int = 0) -> None:
+        """What is held, without the last so many characters, is content."""
+        text = "".join(self._held)
+        self._out.content(text[: len(text) - but])
+        self._held = list(text[len(text) - but :])
 
     # One method for each state.
 
     def _text(self, char: str) -> None:
         """In content: held is white space, then perhaps the beginning of an opener."""
-        self._held += char
-        head = self._held.lstrip(_SPACE)
-        if self._at_start and self._format.bare and head in ("{", "["):
+        self._held.append(char)
+        if not self._link and char in _SPACE:
+            return
+        self._link += char
+        if self._at_start and self._format.bare and self._link in ("{", "["):
             self._listed = False
             self._open(char, announced=False)
-        elif head in self._format.openers:
+        elif self._link in self._format.openers:
             self._listed = False
             self._open("", announced=True)
-        elif head not in self._heads:
+        elif self._link not in self._heads:
             self._at_start = False
-            rest = head[1:]  # what is no opener from its first character on may be one from a later one on
+            rest = self._link[1:]  # what is no opener from its first character on may be one from a later one on
             while rest.lstrip(_SPACE) not in self._heads:
                 rest = rest[1:]
-            self._out.content(self._held[: len(self._held) - len(rest)])
-            self._held = rest
+            self._release(but=len(rest))
+            self._link = rest.lstrip(_SPACE)
 
     def _open(self, first: str, *, announced: bool) -> None:
         """A call may begin; `first` is held already and belongs to its header."""
         self._at_start = False
         self._announced = announced
-        self._header = ""
+        self._header = self._link = ""
         self._step = self._head
         if first:
             self._read_head(first)
 
     def _head(self, char: str) -> None:
         """Before the call's first brace."""
-        self._held += char
+        self._held.append(char)
         self._read_head(char)
 
     def _read_head(self, char: str) -> None:
@@ -111,7 +121,7 @@ class ToolCallParser:
 
     def _call(self, char: str) -> None:
         if not self._begun:
-            self._held += char
+            self._held.append(char)
         self._read_call(char)
 
     def _read_call(self, char: str) -> None:
@@ -124,45 +134,52 @@ class ToolCallParser:
             return
         if not self._begun:
             self._begun = self.called = True
-            self._held = ""
+            self._held.clear()
             self._out.begin(ToolCallBegin(index=self._count, id=self._format.new_id(), name=reader.name))
         self._out.arguments(self._count, reader.take())
         if scan is Scan.MORE:
             return
         self._count += 1
         self._reader = None
-        self._begun = False
+        self._begun = self._separated = False
         self._step = self._behind
         if scan is Scan.BROKEN:
             self._behind(char)
 
     def _give_up(self, char: str) -> None:
         """It is no call. The character that showed it may begin something else."""
-        self._out.content(self._held[:-1])
-        self._held = ""
+        self._release(but=1)
+        self._held.clear()
+        self._link = ""
         self._reader = None
         self._step = self._text
         self._text(char)
 
     def _behind(self, char: str) -> None:
         """After a call: held is white space, then perhaps a separator, then perhaps the beginning of a marker."""
-        self._held += char
-        rest = link = self._held.lstrip(_SPACE)
-        separated = link[:1] in self._format.separators or (self._listed and link[:1] == ",")
-        if separated:
-            link = link[1:].lstrip(_SPACE)
-        if link in self._format.glue or (self._listed and link == "]"):
-            self._listed = self._listed and link != "]"
-            self._held = ""
-        elif link in self._format.openers:
+        self._held.append(char)
+        if not self._link and char in _SPACE:
+            return
+        if not self._link and not self._separated and (char in self._format.separators or (self._listed and char == ",")):
+            self._separated = True
+            return
+        self._link += char
+        if self._link in self._format.glue or (self._listed and self._link == "]"):
+            self._listed = self._listed and self._link != "]"
+            self._separated = False
+            self._link = ""
+            self._held.clear()
+        elif self._link in self._format.openers:
             self._listed = False
             self._open("", announced=True)
-        elif separated and link == "{":
+        elif self._separated and self._link == "{":
             self._open(char, announced=self._announced)
-        elif link not in self._links:
-            self._held = ""
+        elif self._link not in self._links:
+            text = "".join(self._held).lstrip(_SPACE)
+            self._held.clear()
+            self._link = ""
             self._step = self._text
-            for item in rest:
+            for item in text:
                 self._step(item)
 
 
