@@ -85,6 +85,7 @@ class EngineInfo:
     model: str
     max_model_len: int
     vocab_size: int
+    embedding_size: int  # numbers in the vector of an embedding
     num_blocks: int
     block_size: int
     dtype: str
@@ -114,3 +115,4 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     max_restarts: int = 5  # engine restarts within ten minutes before the process gives up
     log_requests: bool = False
+    pooling: Literal["last", "mean"] = "last"  # how an embedding is made of a prompt's hidden states

@@ -84,6 +84,17 @@ class _PromptState:
     held: list[ChoiceDelta] = field(default_factory=list)
 
 
+def translated(error: RequestError, prompt_field: str) -> RequestError:
+    """The engine's error as HTTP has it."""
+    if error.param == "prompt":
+        error.param = prompt_field  # the engine does not know what the body calls it
+    if error.code == "deadline_exceeded":  # the server is too busy for this client, but nothing is broken
+        late = QueueFull(error.message)
+        late.code = error.code
+        return late
+    return error
+
+
 class Answer:
     """Runs a parsed request. `batches()` may be iterated once; `usage` grows with it."""
 
@@ -132,26 +143,16 @@ class Answer:
                     if pieces:
                         yield pieces
         except RequestError as error:
-            translated = self._translated(error)
+            shown = translated(error, self._request.prompt_field)
             started = any(choice.opened for state in self._prompts for choice in state.choices)
-            unfinished = "error" if started or translated.status >= 500 else ""
-            raise translated from error
+            unfinished = "error" if started or shown.status >= 500 else ""
+            raise shown from error
         except Exception:
             unfinished = "error"
             raise
         finally:
             if unfinished:
                 self._count_unfinished(unfinished)
-
-    def _translated(self, error: RequestError) -> RequestError:
-        """The engine's error as HTTP has it."""
-        if error.param == "prompt":
-            error.param = self._request.prompt_field  # the engine does not know what the body calls it
-        if error.code == "deadline_exceeded":  # the server is too busy for this client, but nothing is broken
-            late = QueueFull(error.message)
-            late.code = error.code
-            return late
-        return error
 
     def _generation_request(self, index: int) -> GenerationRequest:
         request, prompt = self._request, self._prompts[index].prompt

@@ -8,14 +8,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
-from headrace.server import routes_chat, routes_completions, routes_operations, routes_tokenize
+from headrace.server import routes_chat, routes_completions, routes_embeddings, routes_operations, routes_tokenize
 from headrace.server.auth import ApiKeys
 from headrace.server.errors_to_json import ErrorsToJson, routing_error
 from headrace.server.request_log import RequestLog
 from headrace.server.responses import routes as routes_responses
 from headrace.server.service import Service
 
-FAMILIES = (routes_completions, routes_chat, routes_responses, routes_tokenize, routes_operations)
+FAMILIES = (routes_completions, routes_chat, routes_responses, routes_embeddings, routes_tokenize, routes_operations)
 
 
 def create_app(service: Service) -> Starlette:

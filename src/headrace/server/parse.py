@@ -72,9 +72,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:40] + "..."
 
 
-def encode_prompt(text: str, model: LoadedModel, *, add_special_tokens: bool, bounded: bool) -> tuple[int, ...]:
+def encode_prompt(text: str, model: LoadedModel, *, add_special_tokens: bool, bounded: bool, param: str = "prompt") -> tuple[int, ...]:
     if bounded:
-        check_least_length(len(text), model, "prompt")
+        check_least_length(len(text), model, param)
     return tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
@@ -83,25 +83,27 @@ def check_least_length(characters: int, model: LoadedModel, param: str) -> None:
     least = -(-characters // model.tokenizer.max_token_bytes)
     if least > model.info.max_model_len:
         raise ContextLengthExceeded(
-            f"This model's context length is {model.info.max_model_len} tokens, but the prompt has at least {least} tokens; shorten it.", param=param
+            f"This model's context length is {model.info.max_model_len} tokens, but {param} has at least {least} tokens; shorten it.", param=param
         )
 
 
-def prompt_list(value: Any, model: LoadedModel, encode: Callable[[str], tuple[int, ...]]) -> list[tuple[tuple[int, ...], str | None]]:
-    """The prompts of a completion as (ids, text if it was given as text): text, ids, or a list of one of these."""
+def prompt_list(
+    value: Any, model: LoadedModel, encode: Callable[[str], tuple[int, ...]], *, param: str = "prompt", limit: int = MAX_CHOICES
+) -> list[tuple[tuple[int, ...], str | None]]:
+    """The prompts of a field as (ids, text if it was given as text): text, ids, or a list of at most `limit` of these."""
     if isinstance(value, str):
         return [(encode(value), value)]
     if not isinstance(value, list):
-        raise InvalidRequest("prompt is required: a text, a list of token ids, or a list of these.", param="prompt")
+        raise InvalidRequest(f"{param} is required: a text, a list of token ids, or a list of these.", param=param)
     if not value:
-        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
-    if len(value) > MAX_CHOICES and isinstance(value[0], str | list):
-        raise InvalidRequest(f"prompt holds {len(value)} prompts; at most {MAX_CHOICES} are allowed in one request.", param="prompt")
+        raise InvalidRequest(f"{param} must not be an empty list.", param=param)
+    if len(value) > limit and isinstance(value[0], str | list):
+        raise InvalidRequest(f"{param} holds {len(value)} texts or lists; at most {limit} are allowed in one request.", param=param)
     if all(isinstance(item, str) for item in value):
         return [(encode(item), item) for item in value]
     if all(isinstance(item, list) for item in value):
-        return [(token_ids(item, model.vocab_size, "prompt"), None) for item in value]
-    return [(token_ids(value, model.vocab_size, "prompt"), None)]
+        return [(token_ids(item, model.vocab_size, param), None) for item in value]
+    return [(token_ids(value, model.vocab_size, param), None)]
 
 
 def sampling_params(body: SamplingBody, model: LoadedModel, *, max_tokens: int | None, limit_field: str, logprobs: int | None) -> SamplingParams:

@@ -99,6 +99,18 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = None
 
 
+class EmbeddingBody(Body):
+    input: Any = None  # checked by parse.prompt_list
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: SmallInt | None = None
+    priority: SmallInt | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=INT32)] | None = None
+    cache_salt: Name | None = None
+    user: str | None = None  # changes no answer
+
+
 class TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -57,7 +57,11 @@ async def send_body(send: Send, answer: Answer, wire: Wire) -> None:
 
 
 async def send_json(send: Send, body: dict[str, Any]) -> None:
-    data = encode(body)
+    await send_encoded(send, encode(body))
+
+
+async def send_encoded(send: Send, data: bytes) -> None:
+    """A whole body that is JSON already."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": data})
