@@ -9,6 +9,8 @@ from headrace.errors import EngineUnavailable, InvalidRequest, RequestFailed
 from headrace.server.responses.schema import UNSUPPORTED, ResponseBody
 from tests.server.fakes import ANSWER, CONTEXT, World, refused
 
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+NAMED = {"type": "function", "name": "f"}
 Events = list[tuple[str, dict[str, Any]]]
 
 
@@ -305,6 +307,17 @@ async def test_bad_input_is_refused_by_name(world: World, value, param):
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"truncation": "middle"}, "truncation"),
+        ({"tools": "weather"}, "tools"),
+        ({"tools": ["weather"]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),
+        ({"tools": [FUNCTION], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}},
+            "tool_choice.tools",
+        ),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
         ({"messages": []}, "messages"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import RequestError, RequestFailed
-from headrace.server.admission import Admission
 from headrace.server.answer import Answer
 from headrace.server.responses.builder import ResponseBuilder
 from headrace.server.responses.store import Key
+from headrace.server.service import Service
 
 logger = logging.getLogger("headrace.server")
 
@@ -46,14 +46,14 @@ class _Job:
 class BackgroundResponses:
     """The jobs that run, by tenant and id. Each holds a permit of its own, so that a drain waits for it."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._running: dict[Key, tuple[_Job, asyncio.Task[None]]] = {}
 
     def start(self, key: Key, answer: Answer, builder: ResponseBuilder, keep: Callable[[dict[str, Any]], None]) -> None:
         """Begins. Raises `QueueFull`."""
         permit = ExitStack()
-        permit.enter_context(self._admission.permit())
+        permit.enter_context(self._service.admission.permit())
         job = _Job(answer=answer, builder=builder, keep=keep)
         builder.response["status"] = "queued"
         keep(builder.response)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ContextLengthExceeded, InvalidRequest
-from headrace.sampling_params import MAX_LOGPROBS
+from headrace.sampling_params import MAX_LOGPROBS, StructuredOutputs
 from headrace.server.answer import Header
 from headrace.server.body import decode_object
-from headrace.server.chat_turn import ChatTurn, TemplateOptions, TurnFields, prepare_turn
+from headrace.server.chat_turn import ChatTurn, ReasoningOptions, TemplateOptions, TurnFields, prepare_turn
 from headrace.server.parse import ParsedRequest, Prompt, fit, sampling_params, shown
 from headrace.server.responses.items import read_items, to_messages
 from headrace.server.responses.schema import UNSUPPORTED, InputBody, ResponseBody
 from headrace.server.responses.store import ResponseStore
+from headrace.server.responses.tools import read_choice, read_tools
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.unsupported import refuse_unsupported
@@ -55,7 +57,7 @@ def parse_response(data: bytes, service: Service, model: LoadedModel, store: Res
     return ParsedResponse(
         model=name,
         prompt_field="input",
-        prompts=(Prompt(token_ids=ids, params=fitted, new_parser=turn.new_parser),),
+        prompts=(Prompt(token_ids=ids, params=dataclasses.replace(fitted, structured=turn.structured), new_parser=turn.new_parser),),
         n=1,
         stream=bool(body.stream),
         include_usage=True,
@@ -136,11 +138,28 @@ def all_items(body: InputBody, store: ResponseStore, tenant: str) -> list[dict[s
     return previous.input_items + output + items
 
 
+def text_form(body: InputBody) -> StructuredOutputs | None:
+    """The form that `text.format` asks for."""
+    form = body.text.format if body.text is not None else None
+    if form in (None, {"type": "text"}):
+        return None
+    raise InvalidRequest(
+        'text.format: structured output is not supported by this version; use {"type": "text"}.', param="text.format", code="unsupported_value"
+    )
+
+
 def make_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, bounded: bool) -> ChatTurn:
+    tools, choice = read_choice(body.tool_choice, read_tools(body.tools))
+    effort = body.reasoning.effort if body.reasoning is not None else None
     return prepare_turn(
         model,
         messages=to_messages(items, body.instructions),
         template=TemplateOptions(template=model.template),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        structured=text_form(body),
+        reasoning=ReasoningOptions(effort=effort) if effort is not None else None,
         bounded=bounded,
         fields=FIELDS,
     )

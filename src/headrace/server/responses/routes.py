@@ -154,7 +154,7 @@ def check_query(request: Request, *names: str) -> None:
 
 def routes(service: Service) -> list[Route]:
     store = ResponseStore()
-    background = BackgroundResponses(service.admission)
+    background = BackgroundResponses(service)
     stored = StoredRoutes(store, background)
     one = "/v1/responses/{response_id}"
 

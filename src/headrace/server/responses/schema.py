@@ -31,7 +31,7 @@ class StreamOptions(Strict):
 
 
 class Reasoning(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # the reasoning itself is returned, which is more than a summary of it
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
@@ -134,9 +134,26 @@ class ReasoningItem(Item):
     encrypted_content: None = None  # nobody else's can be read here, and ours is in plain text
 
 
+# -------------------------------------------------------------------------------------------------------------- tools
+
+
 class FunctionToolBody(Strict):
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    output_schema: dict[str, Any] | None = None  # of what the client's function returns; the model is not told
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
