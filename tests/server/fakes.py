@@ -166,9 +166,14 @@ class World:
             model_names=("tiny", "other/name"),
             max_requests=self.max_requests,
         )
+        self.tokenizer = tokenizer
         self.service.loaded = load(tokenizer, self.generator)
         self.app = create_app(self.service)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test")
+
+    def with_context(self, context: int) -> LoadedModel:
+        """The model with another context length."""
+        return load(self.tokenizer, self.generator, context=context)
 
     async def post(self, path: str, body: object, **options: object) -> httpx.Response:
         return await self.http.post(path, json=body, **options)  # type: ignore[arg-type]

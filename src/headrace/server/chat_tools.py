@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from headrace.errors import InvalidRequest
 from headrace.server.schema import validate
+from headrace.server.turn_fields import TurnFields
 from headrace.text.tools import FunctionTool, ToolChoice
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFields:
-    """What a route's body calls these fields, for the errors that name them; {} is the tool's index."""
-
-    tools: str = "tools"
-    name: str = "tools[{}].function.name"
-    parameters: str = "tools[{}].function.parameters"
-    choice: str = "tool_choice"
 
 
 class FunctionDefinition(BaseModel):
@@ -100,25 +90,25 @@ def tool_choice(value: Any) -> ToolChoice | None:
     return ToolChoice(mode="required", name=validate(NamedChoice, value, prefix="tool_choice").function.name)
 
 
-def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None, fields: ToolFields) -> ToolChoice:
+def check_tools(tools: Sequence[FunctionTool], choice: ToolChoice | None, fields: TurnFields) -> ToolChoice:
     """The choice that holds. Raises `InvalidRequest` for names that cannot be used, and for a choice without its tool."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"{fields.tools} holds {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param=fields.tools)
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        param = fields.name.format(index)
+        param = fields.tool_name.format(index)
         if not _NAME.fullmatch(tool.name):
             raise InvalidRequest(f"{param} must be 1 to 128 letters, digits, _, . or -, not {tool.name[:40]!r}.", param=param)
         if tool.name in names:
             raise InvalidRequest(f"{param} is {tool.name!r}, as another tool's; names must differ.", param=param)
         names.add(tool.name)
         if tool.parameters.get("type", "object") != "object":
-            param = fields.parameters.format(index)
+            param = fields.tool_parameters.format(index)
             raise InvalidRequest(f"{param} must be the JSON schema of an object: its type must be object.", param=param)
     if choice is None:
         return ToolChoice(mode="auto" if tools else "none")
     if choice.mode != "none" and not tools:
-        raise InvalidRequest(f"{fields.choice} is allowed only together with {fields.tools}.", param=fields.choice)
+        raise InvalidRequest(f"{fields.tool_choice} is allowed only together with {fields.tools}.", param=fields.tool_choice)
     if choice.name is not None and choice.name not in names:
-        raise InvalidRequest(f"{fields.choice} names {choice.name[:128]!r}, which is none of {fields.tools}.", param=fields.choice)
+        raise InvalidRequest(f"{fields.tool_choice} names {choice.name[:128]!r}, which is none of {fields.tools}.", param=fields.tool_choice)
     return choice

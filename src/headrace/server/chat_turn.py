@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import SamplingParams, StructuredOutputs
 from headrace.server.chat_prompt import template_message
 from headrace.server.chat_reasoning import ReasoningOptions, TurnReasoning
-from headrace.server.chat_tools import ToolFields, check_tools
+from headrace.server.chat_tools import check_tools
 from headrace.server.parse import check_least_length
 from headrace.server.schema import Message
 from headrace.server.service import LoadedModel
+from headrace.server.turn_fields import TurnFields
 from headrace.text import tool_formats
 from headrace.text.answer_events import AnswerParser, PlainParser
 from headrace.text.answer_grammar import MAX_CALLS, Calling, SchemaError, answer_grammar
@@ -36,16 +37,6 @@ class TemplateOptions:
     kwargs: Mapping[str, Any] | None = None  # more variables for it
     add_generation_prompt: bool | None = None  # open the assistant's turn; None: unless the last message is continued
     continue_final_message: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFields:
-    """What the route's body calls the fields, for the errors that name them."""
-
-    messages: str = "messages"
-    tools: ToolFields = field(default_factory=ToolFields)
-    budget: str = "thinking_token_budget"
-    effort: str = "reasoning_effort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +75,7 @@ def prepare_turn(
     """
     fields = fields or TurnFields()
     options = reasoning or ReasoningOptions()
-    choice = check_tools(tools, tool_choice, fields.tools)
+    choice = check_tools(tools, tool_choice, fields)
     offered = [tool.as_openai() for tool in tools] if choice.mode != "none" else []
     if bounded:
         size = sum(map(text_length, messages)) + (len(json.dumps(offered, ensure_ascii=False)) if offered else 0)
@@ -96,10 +87,10 @@ def prepare_turn(
     try:
         grammar = answer_grammar(model.tokenizer, thinking.for_grammar(), calling, structured)
     except SchemaError as error:
-        param = fields.tools.parameters.format(error.index)
+        param = fields.tool_parameters.format(error.index)
         raise InvalidRequest(f"{param} cannot be used: {error}.", param=param) from None
     if grammar is not None:
-        param = structured.param if structured is not None else fields.tools.tools if calling is not None else fields.budget
+        param = structured.param if structured is not None else fields.tools if calling is not None else fields.budget
         structured = StructuredOutputs(kind="grammar", source=grammar, param=param)
     names = frozenset(tool.name for tool in tools)
 
@@ -131,7 +122,7 @@ def _render(
         if error.param == "messages":
             error.param = fields.messages
         elif error.param == "tools":
-            error.param = fields.tools.tools
+            error.param = fields.tools
         raise
 
 
