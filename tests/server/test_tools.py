@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
+from headrace.text.tokenizer import Tokenizer
 from tests.server.fakes import World, events, refused
 
 WEATHER = {
@@ -23,6 +25,15 @@ STRICT = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ROME = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 NOON = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture
+async def world(tokenizer: Tokenizer) -> AsyncIterator[World]:
+    """A byte a token: tools take room."""
+    world = World(tokenizer)
+    world.service.loaded = world.with_context(65536)
+    yield world
+    await world.close()
 
 
 def prompt_of(world: World) -> str:
@@ -122,38 +133,6 @@ async def test_markers_in_messages_and_echoes_are_text(world: World) -> None:
     assert prompt_of(world).endswith(f"[user]{ROME}[assistant]{ROME}")
 
 
-@pytest.mark.parametrize(
-    ("fields", "good", "bad"),
-    [
-        (
-            {"tool_choice": "required"},
-            [ROME, NOON, f"{ROME}\n{NOON}"],
-            ["Hi", "", '<tool_call>\n{"name": "x', ROME + ROME, ROME.replace("Rome", "Bonn")],
-        ),
-        ({"tool_choice": "required", "parallel_tool_calls": False}, [ROME, NOON], [f"{ROME}\n{NOON}"]),
-        ({"tool_choice": NAMED}, [ROME], [NOON, f"{ROME}\n{ROME}"]),
-        ({"tools": [STRICT, CLOCK]}, ["Hi <b", ROME, f"Let me see.\n{ROME}\n{NOON} Good."], ["Hi <tool_call>x", ROME.replace("Rome", "Bonn")]),
-        ({"tools": [STRICT], "parallel_tool_calls": False}, ["Hi", ROME], [f"{ROME}\n{ROME}"]),
-    ],
-)
-async def test_grammars_of_forced_and_strict_calls(world: World, fields: dict[str, Any], good: list[str], bad: list[str]) -> None:
-    choice = await answer(world, ROME, **fields)
-    assert choice["finish_reason"] == "tool_calls"
-    grammar = grammar_of(world)
-    assert grammar is not None
-    for text in good:
-        assert accepts(world, grammar, text), (text, grammar)
-    for text in bad:
-        assert not accepts(world, grammar, text), (text, grammar)
-
-
-def accepts(world: World, grammar: str, text: str) -> bool:
-    """Whether the text is a whole answer under the grammar, token for token."""
-    matcher = LLMatcher(world.grammar_tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
-    ids = list(text.encode())
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
 def conversation(arguments: str, content: str | None = None) -> list[dict[str, Any]]:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     return [
@@ -177,7 +156,6 @@ def conversation(arguments: str, content: str | None = None) -> list[dict[str, A
     ],
 )
 async def test_calls_and_results_in_the_history(world: World, arguments: str, written: str) -> None:
-    world.service.loaded = world.with_context(65536)
     response = await world.post("/v1/chat/completions", {"messages": conversation(arguments, "Well."), "max_tokens": 1})
     assert response.status_code == 200, response.text
     start = f'[user]Rome?[assistant]Well.\n<tool_call>\n{{"name": "get_weather", "arguments": {written}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,8 @@ class _Writer:
 
     def any_tokens(self, *, but: Sequence[int] = (), most: int | None = None) -> str:
         """Tokens without regard to their text; none that ends the answer."""
+        if most == 0:
+            return ""
         return f"<[^{','.join(map(str, sorted({*self._ends, *but})))}]>" + ("*" if most is None else f"{{0,{most}}}")
 
     def calls(self, calling: Calling) -> str:
@@ -125,13 +128,17 @@ class _Writer:
         format, lead = calling.format, _lead(calling.format)
         self._rules.append("TEXT: /(?s:.*)/")
         marker = self.literal(lead)
-        announced = f"TEXT {marker}" if marker.startswith("<[") else self.rule("announced", f"TEXT {marker}", attributes="[lazy]")
+        rest = "TEXT"
+        announced = f"TEXT {marker}"
+        if not marker.startswith("<["):  # a marker that is text like any other
+            self.rule("announced", announced, attributes="[lazy]")
+            self._rules.append(f"UNANNOUNCED: TEXT & ~/(?s:.*){regex_to_lark(re.escape(lead))}(?s:.*)/")
+            announced, rest = "announced", "UNANNOUNCED"
         before = format.before if format.opens else format.before.removeprefix(lead)
         call = self.rule("call", " | ".join(self._call(before, index, tool, format) for index, tool in enumerate(calling.tools)))
         if format.opens:
             call = f"{self.literal(format.opens.removeprefix(lead))} {self._several(call, calling)} {self.literal(format.closes)}"
-        times = "*" if calling.most > 1 else "?"
-        return f"({announced} {call}){times} TEXT"
+        return f"({announced} {call}){'*' if calling.most > 1 else '?'} {rest}"
 
     def form(self, structured: StructuredOutputs) -> str:
         """What holds the whole of an answer, as a part of one. Raises `InvalidRequest`."""

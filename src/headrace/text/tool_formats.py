@@ -126,6 +126,9 @@ FORMATS: dict[str, ToolFormat] = {
 }
 
 
+TEXT_FORMAT = "hermes"  # in which `tool_prompt.py` asks for calls
+
+
 def format_of_template(template: str | None) -> str:
     """The name of the format that a chat template shows its model. One that writes no tools gets them in Hermes form."""
     template = template or ""
@@ -134,7 +137,7 @@ def format_of_template(template: str | None) -> str:
     if "tool▁call" in template:
         return "deepseek_v3" if "```json" in template else "deepseek_v31"
     if "<tool_call>" in template or "tools" not in template:
-        return "hermes"
+        return TEXT_FORMAT
     if "<|python_tag|>" in template or '"parameters"' in template:
         return "llama3_json"
     return "json"
