@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.text.answer_events import AnswerParser, Event, ReasoningText
-from headrace.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the command line reads the names of the formats and needs no tokenizer for that
+    from headrace.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
