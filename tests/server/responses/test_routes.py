@@ -106,7 +106,9 @@ async def test_an_item_of_each_kind_becomes_its_turn(world: World):
     ]
     response = await respond(world, items)
     assert response.status_code == 200, response.text
-    assert last_prompt(world) == "[system]Be brief.[user]One[assistant]Two[tool]42[assistant]No[user]Three[assistant]"
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    result = "<tool_response>\n42\n</tool_response>"
+    assert last_prompt(world) == f"[system]Be brief.[user]One[assistant]Two\n{call}[user]{result}[assistant]No[user]Three[assistant]"
     listed = (await world.http.get(f"/v1/responses/{response.json()['id']}/input_items?order=asc&limit=100")).json()
     assert [item["type"] for item in listed["data"]] == [
         *("message", "message", "reasoning", "message", "function_call", "function_call_output", "message", "message")

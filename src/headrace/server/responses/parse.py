@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +58,7 @@ def parse_response(data: bytes, service: Service, model: LoadedModel, store: Res
     return ParsedResponse(
         model=name,
         prompt_field="input",
-        prompts=(Prompt(token_ids=ids, params=dataclasses.replace(fitted, structured=turn.structured), new_parser=turn.new_parser),),
+        prompts=(Prompt(token_ids=ids, params=turn.apply(fitted), new_parser=turn.new_parser, new_counter=turn.new_counter),),
         n=1,
         stream=bool(body.stream),
         include_usage=True,
