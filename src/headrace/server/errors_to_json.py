@@ -43,7 +43,7 @@ async def routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:200]
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": f"{allowed}, OPTIONS"})
         response = error_response(MethodNotAllowed(f"{path} does not take {request.method[:20]}; use {allowed}."))
