@@ -27,7 +27,6 @@ MAX_WAIT_S = 1.0  # of one step, for masks
 FREE_S = 1.0  # what the masks of a request may cost at first, in seconds of a core,
 FREE_S_PER_TOKEN = 0.005  # and more with each token
 _PATIENCE_S = 0.05  # a mask that takes longer is given a thread of its own
-_BITS = np.arange(32, dtype=np.int32)
 
 NO_GRAMMAR = "the grammar of this request is not there"
 TOO_SLOW = "the grammar takes too long at each token; make the schema or the expression simpler"
@@ -211,10 +210,16 @@ def _without(mask_W: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 def _unpack(mask_RW: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:
     """bool [R, V]. Tokens that the grammars do not know, because the model's table is larger than the vocabulary, are not allowed."""
-    if device.type == "cpu":
-        allowed_RV = torch.from_numpy(np.unpackbits(mask_RW.view(np.uint8), axis=1, bitorder="little")).bool()
-    else:
-        words_RW1 = torch.from_numpy(mask_RW).to(device)[:, :, None]
-        allowed_RV = ((words_RW1 >> torch.from_numpy(_BITS).to(device)) & 1).bool().flatten(1)
+    allowed_RV = _unpack_on_host(mask_RW) if device.type == "cpu" else _unpack_on_device(torch.from_numpy(mask_RW).to(device))
     missing = vocab_size - allowed_RV.shape[1]
     return torch.nn.functional.pad(allowed_RV, (0, missing)) if missing > 0 else allowed_RV[:, :vocab_size]
+
+
+def _unpack_on_host(mask_RW: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.unpackbits(mask_RW.view(np.uint8), axis=1, bitorder="little")).bool()
+
+
+def _unpack_on_device(mask_RW: Tensor) -> Tensor:
+    """The words cross to the device, not the bits."""
+    bit_B = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
+    return ((mask_RW[:, :, None] >> bit_B) & 1).bool().flatten(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import MAX_LOGPROBS
 from headrace.server.chat_prompt import choose_template, message_list
@@ -9,6 +11,7 @@ from headrace.server.chat_turn import ChatTurn, TemplateOptions, prepare_turn
 from headrace.server.parse import ParsedRequest, Prompt, common, fit, sampling_params, shown, truncate
 from headrace.server.schema import ChatBody, ChatOptions
 from headrace.server.service import LoadedModel
+from headrace.server.structured import structured_outputs
 
 
 def chat_turn(body: ChatOptions, model: LoadedModel, *, trust_request: bool, bounded: bool) -> ChatTurn:
@@ -26,7 +29,8 @@ def chat_turn(body: ChatOptions, model: LoadedModel, *, trust_request: bool, bou
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=proceed,
     )
-    return prepare_turn(model, messages=message_list(body.messages), template=options, bounded=bounded)
+    structured = structured_outputs(body) if isinstance(body, ChatBody) else None
+    return prepare_turn(model, messages=message_list(body.messages), template=options, structured=structured, bounded=bounded)
 
 
 def chat_logprobs(body: ChatBody) -> int | None:
@@ -56,5 +60,6 @@ def parse_chat(body: ChatBody, model: LoadedModel, model_name: str, turn: ChatTu
     params = sampling_params(body, model, max_tokens=limit, limit_field=limit_field, logprobs=logprobs)
     kept = truncate(turn.prompt_token_ids, body.truncate_prompt_tokens, model)
     fitted = fit(kept, params, model, default=None, limit_field=limit_field, prompt_field="messages")
+    fitted = dataclasses.replace(fitted, structured=turn.structured)
     prompt = Prompt(token_ids=kept, params=fitted, echo_text=turn.last_text if body.echo else "", new_parser=turn.new_parser)
     return common(body, model_name=model_name, prompt_field="messages", prompts=[prompt], n=params.n, logprobs=logprobs)
