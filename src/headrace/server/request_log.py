@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.observe.metrics import Metrics
+from headrace.server.messages.errors import speaks_anthropic
 
 VALID_ID = re.compile(r"[!-~]{1,128}")
 
@@ -40,7 +41,10 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if speaks_anthropic(scope["path"]):
+                    headers["request-id"] = request_id  # where its clients look for it
             await send(message)
 
         try:
