@@ -47,20 +47,33 @@ def check_size(structured: StructuredOutputs) -> None:
 
 
 def _lark(structured: StructuredOutputs) -> str:
+    if structured.kind == "grammar":
+        return _lark_of(structured.source)
+    if structured.kind == "choice":  # as one lexeme: there may be thousands
+        return "start: CHOICE\nCHOICE: " + form_rule(structured)
+    return "start: " + form_rule(structured)
+
+
+def form_rule(structured: StructuredOutputs) -> str:
+    """What holds the form, as the body of a rule in a larger Lark grammar. Raises ValueError or RecursionError for what makes no sense."""
     source = structured.source
     match structured.kind:
         case "json_object":
-            return "start: " + json_rule({"type": "object"})
+            return json_rule({"type": "object"})
         case "json_schema":
-            return "start: " + json_rule(_decode(source, "the schema"))
+            return json_rule(_decode(source, "the schema"))
         case "regex":
             check_regex(source)
-            return f"start: /{regex_to_lark(source, 'd')}/"
+            return f"/{regex_to_lark(source, 'd')}/"
         case "choice":
-            return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in _choices(source))
+            return " | ".join(json.dumps(text) for text in _choices(source))
         case "grammar":
-            check_regex(source)
-            return source if is_lark_syntax(source) else _from_gbnf(source)
+            return f"%lark {{\n{_lark_of(source)}\n}}"
+
+
+def _lark_of(source: str) -> str:
+    check_regex(source)
+    return source if is_lark_syntax(source) else _from_gbnf(source)
 
 
 def _from_gbnf(source: str) -> str:
