@@ -305,6 +305,7 @@ async def test_bad_input_is_refused_by_name(world: World, value, param):
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
+        ({"include": ["message.output_text.logprobs"], "tools": [FUNCTION]}, "include"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),

@@ -106,7 +106,7 @@ def reasoning_options(body: ConversationBody) -> ReasoningOptions:
     if thinking is None or thinking.type == "disabled":
         if effort is not None:
             raise InvalidRequest("output_config.effort is allowed only together with thinking.", param="output_config.effort")
-        return ReasoningOptions(include=False)
+        return ReasoningOptions(include=False, effort="none")
     if (thinking.budget_tokens is not None) != (thinking.type == "enabled"):
         raise InvalidRequest("thinking.budget_tokens is required with type enabled, and allowed with no other type.", param="thinking.budget_tokens")
     return ReasoningOptions(budget=thinking.budget_tokens, effort=effort)

@@ -94,6 +94,12 @@ def check_together(body: ResponseBody) -> None:
         raise InvalidRequest("max_output_tokens must be at least 1.", param="max_output_tokens")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is allowed only together with stream: true.", param="stream_options")
+    if LOGPROBS in (body.include or ()) and body.tools and body.tool_choice != "none":
+        raise InvalidRequest(
+            f"include: {LOGPROBS} is not supported together with tools; leave one of them out, or set tool_choice to none.",
+            param="include",
+            code="unsupported_value",
+        )
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later.", param="background")
     if body.background and body.stream:
