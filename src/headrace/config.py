@@ -9,6 +9,7 @@ from typing import Any, Literal
 from headrace.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+PathState = Literal["ready", "compiling", "compiled", "failed", "retired"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class EngineInfo:
     model: str
     max_model_len: int
     vocab_size: int
+    embedding_size: int  # numbers in the vector of an embedding
     num_blocks: int
     block_size: int
     dtype: str
@@ -132,6 +134,31 @@ class EngineInfo:
     kv_bytes: int
     weight_bytes: int
     load_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathStatus:
+    """What has become of one prepared path; see `runner.paths` for the states."""
+
+    name: str  # kind and tokens of its steps: "decode-8", "mixed-256"
+    state: PathState
+    reason: str | None = None  # why it failed or was retired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileStatus:
+    """How far the preparation of faster paths is, and what they have served. Totals count up and never fall."""
+
+    mode: Literal["off", "auto", "full"]
+    state: PathState  # of all paths together; ready: nothing is prepared
+    reason: str | None = None  # why nothing is prepared, or why a path failed
+    paths: tuple[PathStatus, ...] = ()
+    compiled_steps_total: int = 0
+    general_steps_total: int = 0  # steps on the ready path, which takes any
+    padded_tokens_total: int = 0  # computed in compiled steps only to fill a static shape
+    compiled_tokens_total: int = 0  # computed in compiled steps for a request
+    compilations_total: int = 0  # packages compiled for this service
+    recompiles_total: int = 0  # compilations beyond the first of a path: stays at 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +179,4 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     max_restarts: int = 5  # engine restarts within ten minutes before the process gives up
     log_requests: bool = False
+    pooling: Literal["last", "mean"] = "last"  # how an embedding is made of a prompt's hidden states

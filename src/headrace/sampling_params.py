@@ -19,7 +19,8 @@ class StructuredOutputs:
     """A form that the whole text of an answer keeps, held by a grammar that masks tokens."""
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
-    source: str = ""  # the schema as JSON text; nothing for json_object; the expression; the choices as a JSON list of texts; a Lark grammar
+    source: str = ""  # the schema as JSON text; nothing for json_object; the expression; the choices as a JSON list of texts; a Lark grammar or GBNF
+    param: str = "structured"  # the field of the request that errors name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None  # None: none; k: the sampled token and the k likeliest
     prompt_logprobs: int | None = None
+    structured: StructuredOutputs | None = None  # the form that the answer keeps
     skip_special_tokens: bool = True
     detokenize: bool = True
     choice_index: int = field(default=0)  # which of the n choices this engine request is; set by the client
@@ -95,6 +97,8 @@ class SamplingParams:
             raise InvalidRequest("A bad word must not be empty.", param="bad_words")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        if self.structured is not None and not isinstance(self.structured, StructuredOutputs):
+            raise InvalidRequest("structured must be a StructuredOutputs.", param="structured")
 
     @staticmethod
     def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -8,6 +8,7 @@ from headrace.config import SpeculativeConfig
 from headrace.core.messages import StepPlan
 from headrace.core.speculation import FIRST_PAUSE, TRIALS, look_up
 from headrace.errors import ConfigError
+from headrace.sampling_params import StructuredOutputs
 from tests.core import block_world
 from tests.core.block_world import Engine, config, naive_answer, request
 
@@ -127,6 +128,15 @@ def test_no_guess_goes_beyond_max_tokens(max_tokens: int):
     engine.run()
     engine.check_answers()
     assert all(row.start + row.num_tokens <= 9 + max_tokens - 1 for plan in engine.plans for row in plan.rows)
+
+
+def test_an_answer_that_a_grammar_holds_is_not_guessed():
+    engine = Engine(config(speculative_config=LOOPS))
+    engine.add(request("a", [5, 6, 7, 8, 9, 10, 5], 40, structured=StructuredOutputs(kind="regex", source="a*")))
+    assert engine.plan() is not None
+    assert engine.plan() is not None  # ahead: nothing waits for its tokens
+    engine.run()
+    assert guessed(engine) == 0
 
 
 def test_guesses_take_no_blocks_from_others():

@@ -12,6 +12,7 @@ INFO = EngineInfo(
     model="fake",
     max_model_len=100,
     vocab_size=259,
+    embedding_size=8,
     num_blocks=10,
     block_size=16,
     dtype="float32",

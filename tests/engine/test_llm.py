@@ -104,6 +104,34 @@ def test_chat(llm):
     assert own.prompt == "hi?"
 
 
+def test_embeddings_have_length_one_and_come_in_order(llm):
+    prompts = [f"prompt number {i}" for i in range(30)]
+    outputs = llm.embed(prompts, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [list(prompt.encode()) for prompt in prompts]
+    assert all(output.finished for output in outputs)
+    vectors = [output.outputs.embedding for output in outputs]
+    assert all(sum(value * value for value in vector) == pytest.approx(1, abs=1e-6) for vector in vectors)
+    assert len({tuple(vector) for vector in vectors}) == 30
+    (again,) = llm.embed({"prompt_token_ids": list(prompts[7].encode())}, use_tqdm=False)
+    assert again.outputs.embedding == vectors[7]
+
+
+def test_options_of_embeddings(llm):
+    (whole,), (mean,) = llm.embed("hello there", use_tqdm=False), llm.embed("hello there", pooling="mean", use_tqdm=False)
+    assert whole.outputs.embedding != mean.outputs.embedding
+    (short,) = llm.embed("hello there", dimensions=2, use_tqdm=False)
+    ratio = whole.outputs.embedding[0] / whole.outputs.embedding[1]
+    assert short.outputs.embedding[0] / short.outputs.embedding[1] == pytest.approx(ratio, rel=1e-5)
+    (cut,) = llm.embed("hello there", truncate_prompt_tokens=3, use_tqdm=False)
+    assert cut.prompt_token_ids == list(b"ere")
+    assert len(llm.embed("x" * 128, use_tqdm=False)[0].prompt_token_ids) == 128  # nothing needs room for an answer
+    with pytest.raises(ContextLengthExceeded):
+        llm.embed("x" * 129, use_tqdm=False)
+    for wrong in ({"dimensions": 9}, {"pooling": "cls"}, {"truncate_prompt_tokens": 0}):
+        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+            llm.embed("x", use_tqdm=False, **wrong)
+
+
 def test_the_progress_bar(llm, capsys):
     llm.generate(["a", "b"], GREEDY)
     bar = capsys.readouterr().err

@@ -48,6 +48,7 @@ ADDS = st.builds(
     cache_salt=st.none() | TEXT,
     session_id=st.none() | TEXT,
     fork_of=st.none() | TEXT,
+    pooling=st.sampled_from([None, "last", "mean"]),
 )
 LOGPROBS = st.builds(
     TokenLogprobs, token_id=TOKEN, logprob=NUMBER, rank=st.integers(1, 10**6), top=st.lists(st.tuples(TOKEN, NUMBER), max_size=3).map(tuple)
@@ -60,6 +61,7 @@ OUTPUTS = st.builds(
     logprobs=SCORES,
     prompt_logprobs=SCORES,
     cached_tokens=st.none() | COUNT,
+    pooled=st.none() | st.binary(max_size=8),
     finish_reason=st.sampled_from([None, "stop", "length", "abort", "error"]),
     stop_reason=st.none() | TOKEN,
     error_code=st.none() | TEXT,
@@ -79,6 +81,7 @@ INFOS = st.builds(
     model=TEXT,
     max_model_len=COUNT,
     vocab_size=COUNT,
+    embedding_size=COUNT,
     num_blocks=COUNT,
     block_size=COUNT,
     dtype=TEXT,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 
 from headrace.config import EngineConfig, EngineInfo, ServerConfig
 from headrace.core.messages import SchedulerStats, TokenLogprobs
+from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.server.app import create_app
@@ -54,12 +57,19 @@ def score(token_id: int, count: int | None) -> TokenLogprobs:
     return TokenLogprobs(token_id=token_id, logprob=-0.5, rank=1, top=top[: count or 0])
 
 
+def state_of(prompt: bytes) -> list[float]:
+    """The vector of a prompt before it has length 1."""
+    return [float(value) - 100 for value in hashlib.sha256(prompt).digest()[:8]]
+
+
 class FakeGenerator:
     """Answers with ANSWER over and over, a byte a token, until max_tokens. Choices take turns."""
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
-        self.open = 0  # generators that run now
+        self.embedding_requests: list[EmbeddingRequest] = []
+        self.open = 0  # generators and embeddings that run now
+        self.most_open = 0  # embeddings
         self.error: Exception | None = None
         self.error_after = 0  # deltas
         self.pause: asyncio.Event | None = None  # waited for before each delta after the first
@@ -78,6 +88,19 @@ class FakeGenerator:
                 count += 1
                 yield delta
                 await (self.pause.wait() if self.pause is not None else asyncio.sleep(0))
+        finally:
+            self.open -= 1
+
+    async def embed(self, request: EmbeddingRequest) -> Embedding:
+        self.embedding_requests.append(request)
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            await asyncio.sleep(self.delay.get(len(request.prompt_token_ids), 0))
+            if self.error is not None:
+                raise self.error
+            vector = np.array(state_of(bytes(request.prompt_token_ids)), dtype="<f4")
+            return Embedding(vector=vector, cached_tokens=self.cached_tokens)
         finally:
             self.open -= 1
 
@@ -110,6 +133,7 @@ def load(tokenizer: Tokenizer, generator: FakeGenerator, *, context: int = CONTE
         model="fake",
         max_model_len=context,
         vocab_size=300,  # more than the tokenizer has
+        embedding_size=8,
         num_blocks=64,
         block_size=16,
         dtype="float32",

@@ -205,6 +205,9 @@ async def test_the_official_client(site: Site):
         chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True, stream_options={"include_usage": True})]
         assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == completion.choices[0].text
         assert chunks[-1].usage.completion_tokens == 5
+        embeddings = await client.embeddings.create(model="tiny", input=["ab", "c"])
+        assert [len(item.embedding) for item in embeddings.data] == [8, 8]
+        assert embeddings.usage.total_tokens == 3
         with pytest.raises(openai.BadRequestError) as bad:
             await client.chat.completions.create(**chat, temperature=-3)
         assert bad.value.param == "temperature"

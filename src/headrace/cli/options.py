@@ -124,6 +124,13 @@ SERVER_OPTIONS = (
     _server("max-body-size", values.size, "largest request body; a larger one is answered 413", field="max_body_bytes", metavar="SIZE"),
     _server("body-timeout", values.seconds, "seconds a client may take to send its request", metavar="SECONDS"),
     _server("max-restarts", values.count, "engine restarts within ten minutes before the process gives up"),
+    _server(
+        "pooling",
+        str,
+        "what an embedding is made of: the hidden state of the last token, or the mean of all",
+        choices=("last", "mean"),
+        metavar="KIND",
+    ),
     _server("enable-log-requests", values.boolean, "log each request: id, tokens, times; never its text", field="log_requests"),
 )
 SECURITY_OPTIONS = (

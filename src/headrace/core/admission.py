@@ -124,12 +124,12 @@ class Admission:
     def _take_blocks(self, request: Request, parent: Request | None, reserve: int) -> tuple[int, BlockPairs] | None:
         if parent is not None:
             return self._kv.fork(parent.table, request.table, request.num_prompt, reserve=reserve)
-        return self._kv.take(request.table, request.token_ids, read_cache=not request.wants_prompt_logprobs, reserve=reserve)
+        return self._kv.take(request.table, request.token_ids, read_cache=not request.needs_every_position, reserve=reserve)
 
     def _fork_parent(self, request: Request) -> Request | None:
         """The live request whose prompt blocks this one shares when it first starts."""
         message = request.message
-        if message.fork_of is None or request.state is not RequestState.WAITING or request.wants_prompt_logprobs:
+        if message.fork_of is None or request.state is not RequestState.WAITING or request.needs_every_position:
             return None
         parent = self._roster.get(message.fork_of)
         if parent is None or parent.message.prompt_token_ids != message.prompt_token_ids or parent.message.cache_salt != message.cache_salt:
@@ -137,7 +137,7 @@ class Admission:
         return parent
 
     def _waits_for_prefix(self, request: Request, parent: Request | None) -> bool:
-        if parent is not None or request.state is RequestState.SWAPPED or request.wants_prompt_logprobs:
+        if parent is not None or request.state is RequestState.SWAPPED or request.needs_every_position:
             return False
         if request.waits_for is not None and self._kv.still_in_flight(request.waits_for):
             return True
@@ -149,7 +149,7 @@ class Admission:
         request.num_cached = request.num_computed
         self._roster.shares.charge(request.message.tenant, request.num_prompt - request.num_cached)
         self.prompt_tokens += request.num_prompt
-        if self._config.enable_prefix_caching and not request.wants_prompt_logprobs:
+        if self._config.enable_prefix_caching and not request.needs_every_position:
             self.prefix_query_tokens += request.num_prompt
             self.prefix_hit_tokens += request.num_cached
 

@@ -110,6 +110,7 @@ def _take_start(request: Request) -> SlotStart:
         num_prompt_tokens=request.num_prompt,
         params=request.message.params,
         eos_token_ids=request.message.eos_token_ids,
+        pooling=request.message.pooling,
     )
 
 

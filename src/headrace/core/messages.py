@@ -13,6 +13,7 @@ from typing import Literal
 from headrace.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]  # how the hidden states of a prompt become one vector: the last position's, or the mean of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class AddRequest:
     cache_salt: str | None = None  # prefix blocks are found only under the salt they were stored with
     session_id: str | None = None  # keeps the conversation's blocks under a lease after the end
     fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
+    pooling: Pooling | None = None  # the prompt's vector is asked for and no token (params.max_tokens is 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class SlotStart:
     num_prompt_tokens: int  # the first so many of token_ids are the prompt
     params: SamplingParams
     eos_token_ids: tuple[int, ...]  # masked before min_tokens
+    pooling: Pooling | None = None  # of the prompt, due with the row that computes its last position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,7 @@ class SampledRow:
     token_ids: tuple[int, ...] = ()  # new tokens; empty for a row with sample=False or with an error
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token, where params.logprobs asked for it
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt tokens that this row's logits score: positions start+1 ..
+    pooled: bytes | None = None  # the prompt's vector where it is due: little-endian float32, not normalised
     error: str | None = None  # this row alone failed (non-finite logits, ...)
 
 
@@ -120,6 +124,7 @@ class TokenOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # whole, on the first output with a token; position 0 has none
     cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; on the first output
+    pooled: bytes | None = None  # the vector of a pooling request, on its only output: see `SampledRow`
     finish_reason: FinishReason | None = None  # set on the last output, and only there
     stop_reason: int | None = None  # the stop token id that ended it, if one of params.stop_token_ids
     error_code: str | None = None  # with finish_reason error: see headrace.errors (queue_full, context_length_exceeded, ...)

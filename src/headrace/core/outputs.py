@@ -46,6 +46,7 @@ def make_output(
     logprobs: tuple[TokenLogprobs, ...] | None = None,
     finish_reason: FinishReason | None = None,
     stop_reason: int | None = None,
+    pooled: bytes | None = None,
     error_code: str | None = None,
     error_message: str | None = None,
 ) -> TokenOutput:
@@ -59,6 +60,7 @@ def make_output(
         logprobs=logprobs,
         prompt_logprobs=tuple(request.prompt_logprobs) if complete else None,
         cached_tokens=request.num_cached if first else None,
+        pooled=pooled,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         error_code=error_code,

@@ -63,4 +63,6 @@ class Preemption:
         # with nothing left to plan, it ends with the result that is on its way
         if self._mode == "recompute" or not victim.num_computed or not victim.num_remaining or not self._kv.can_swap_out(victim.num_computed):
             return False
+        if victim.message.pooling == "mean":
+            return False  # the runner's sum over the positions so far does not outlive the slot
         return self._mode == "swap" or victim.num_computed >= MIN_SWAP_TOKENS

@@ -77,6 +77,11 @@ class Request:
         return self.message.params.prompt_logprobs is not None
 
     @property
+    def needs_every_position(self) -> bool:
+        """What it asks for comes from all positions of its prompt: each is computed, none is taken from the prefix cache."""
+        return self.wants_prompt_logprobs or self.message.pooling == "mean"
+
+    @property
     def num_remaining(self) -> int:
         """Positions to compute before the next sample; 0 where the last one allowed is planned already."""
         total = len(self.token_ids) + self.num_pending

@@ -24,7 +24,7 @@ from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.draft import PlanDraft, PlannedStep
 from headrace.core.failure import damage_of
 from headrace.core.kv_manager import KVManager
-from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.messages import AbortRequest, AddRequest, FinishReason, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.outputs import append_tokens, collect_prompt_logprobs, make_output, refusal
 from headrace.core.policy import AGED_SHARE, MIN_PREFILL_CHUNK, PrefillNeed, queue_key, rank, split_prefill
 from headrace.core.preemption import Preemption
@@ -275,7 +275,8 @@ class Scheduler:
         if not row.sample:
             if request.samples or row.start + row.num_tokens < request.num_prompt:
                 return None
-            return self._finish(make_output(request, finish_reason="length"), request)
+            reason: FinishReason = "length" if request.message.pooling is None else "stop"
+            return self._finish(make_output(request, finish_reason=reason, pooled=sampled.pooled), request)
         num_accepted = len(sampled.token_ids) - 1
         assert 0 <= num_accepted <= row.num_speculated
         if row.num_speculated and self._speculation is not None:

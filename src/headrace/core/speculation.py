@@ -99,6 +99,8 @@ class Speculation:
         return record
 
     def _is_open(self, request: Request) -> bool:
+        if request.message.params.structured is not None:
+            return False  # a grammar moves on with each token and knows the mask of one position at a time
         return self._room(request) > 0 and len(request.token_ids) >= self._record(request).resume_at
 
     def _room(self, request: Request) -> int:

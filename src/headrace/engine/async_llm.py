@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.config import EngineConfig, EngineInfo, SpeculativeConfig
+from headrace.core.messages import Pooling
 from headrace.engine.client import EngineClient
+from headrace.engine.embedding import EmbeddingRequest, unit_vector
 from headrace.engine.generation import GenerationRequest, Generator
-from headrace.engine.outputs import OutputBuilder, RequestOutput
+from headrace.engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, OutputBuilder, RequestOutput
 from headrace.engine.prompts import ParsedPrompt, Prompt, parse_prompt
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.sampling_params import SamplingParams
@@ -98,6 +100,22 @@ class AsyncLLM:
             async for delta in deltas:
                 builder.add(delta)
                 yield builder.output
+
+    async def embed_parsed(
+        self, prompt: ParsedPrompt, *, pooling: Pooling = "last", dimensions: int | None = None, priority: int = 0
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt that is tokenised already, of length 1. Raises `RequestError`."""
+        if dimensions is not None and self.client.info is not None and not 1 <= dimensions <= self.client.info.embedding_size:
+            raise InvalidRequest(f"dimensions must be from 1 to {self.client.info.embedding_size}, not {dimensions}.", param="dimensions")
+        name = f"request-{next(self._ids)}"
+        request = EmbeddingRequest(request_id=name, prompt_token_ids=prompt.token_ids, pooling=pooling, priority=priority)
+        embedding = await self._generator.embed(request)
+        return EmbeddingRequestOutput(
+            request_id=name,
+            prompt_token_ids=list(prompt.token_ids),
+            outputs=EmbeddingOutput(embedding=unit_vector(embedding.vector, dimensions).tolist()),
+            num_cached_tokens=embedding.cached_tokens,
+        )
 
     def render_chat(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from headrace.config import EngineInfo
 from headrace.core.messages import AddRequest
@@ -35,7 +36,7 @@ def engine_requests(request: GenerationRequest, info: EngineInfo, tokenizer: Tok
     Every one generates at least one token, also where `max_tokens` is 0. `max_tokens` is cut to what the context has left.
     Raises `ContextLengthExceeded` and `InvalidRequest`.
     """
-    _check_fields(request)
+    check_fields(request, ("request_id", "tenant", "cache_salt", "session_id"))
     params = request.params
     if params.stop and not params.detokenize:
         raise InvalidRequest("Stop strings need the text: leave detokenize on, or use stop_token_ids.", param="stop")
@@ -48,12 +49,12 @@ def engine_requests(request: GenerationRequest, info: EngineInfo, tokenizer: Tok
             f"The prompt has {length} tokens, but the context holds {info.max_model_len}, one of them for the answer: shorten the prompt.",
             param="prompt",
         )
-    _check_ids("prompt", request.prompt_token_ids, info.vocab_size)
-    _check_ids("logit_bias", tuple(params.logit_bias or ()), info.vocab_size)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
+    check_ids("prompt", request.prompt_token_ids, info.vocab_size)
+    check_ids("logit_bias", tuple(params.logit_bias or ()), info.vocab_size)
+    check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
+    check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     for word in params.bad_words_ids:
-        _check_ids("bad_words_ids", word, info.vocab_size)
+        check_ids("bad_words_ids", word, info.vocab_size)
     resolved = replace(
         params,
         n=1,
@@ -105,15 +106,26 @@ def bad_words_ids(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[i
     return tuple(sequences)
 
 
-def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+def check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    """Refuses ids that the model has no row for."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise InvalidRequest(f"{name} holds the token id {wrong}; the vocabulary goes from 0 to {vocab_size - 1}.", param=name)
 
 
-def _check_fields(request: GenerationRequest) -> None:
-    """Refuses what could not cross to the engine."""
-    for name in ("request_id", "tenant", "cache_salt", "session_id"):
+class Scheduled(Protocol):
+    """What the engine's order goes by."""
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+
+def check_fields(request: Scheduled, texts: tuple[str, ...]) -> None:
+    """Refuses what could not cross to the engine. `texts`: the fields that are texts."""
+    for name in texts:
         value = getattr(request, name)
         if value is not None and not _is_unicode(value):
             raise InvalidRequest(f"{name} holds a lone surrogate, which is no character.", param=name)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from headrace.core.messages import AddRequest, TokenOutput
 from headrace.engine.choice import Choice, ChoiceDelta
 from headrace.engine.client import EngineClient
+from headrace.engine.embedding import Embedding, EmbeddingRequest, embed
 from headrace.engine.engine_requests import GenerationRequest, engine_requests
 from headrace.errors import RequestError
 from headrace.text.tokenizer import Tokenizer
@@ -47,6 +48,10 @@ class Generator:
                 yield delta
         finally:
             run.close()
+
+    async def embed(self, request: EmbeddingRequest) -> Embedding:
+        """The vector of a prompt. Raises any `RequestError`; cancelling it ends the engine's part too."""
+        return await embed(self._client, request)
 
 
 class _Run:

@@ -1,4 +1,4 @@
-"""Offline inference: `LLM(...).generate(prompts)` and `.chat(messages)`, on the same engine that serves."""
+"""Offline inference: `LLM(...).generate(prompts)`, `.chat(messages)` and `.embed(prompts)`, on the same engine that serves."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import time
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
 
 from tqdm import tqdm
 
 from headrace.config import EngineInfo
+from headrace.core.messages import Pooling
 from headrace.engine.async_llm import AsyncLLM, Message
-from headrace.engine.outputs import RequestOutput
+from headrace.engine.outputs import EmbeddingRequestOutput, RequestOutput
 from headrace.engine.prompts import ParsedPrompt, Prompt, is_single_prompt, parse_prompt
 from headrace.errors import EngineUnavailable, InvalidRequest
 from headrace.sampling_params import SamplingParams
@@ -103,6 +105,29 @@ class LLM:
         ]
         return self._run(self._generate_all(parsed, sampling_params, None, use_tqdm))
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling: Pooling = "last",
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector of length 1 per prompt, in order: the hidden state of its last token, or the mean of all.
+
+        `dimensions` keeps the leading numbers, `truncate_prompt_tokens` the last tokens of each prompt. Otherwise like `generate`.
+        """
+        if pooling not in get_args(Pooling):
+            raise InvalidRequest(f"pooling must be one of {', '.join(get_args(Pooling))}, not {pooling!r}.", param="pooling")
+        if truncate_prompt_tokens is not None and truncate_prompt_tokens < 1:
+            raise InvalidRequest(f"truncate_prompt_tokens must be at least 1, not {truncate_prompt_tokens}.", param="truncate_prompt_tokens")
+        many: Sequence[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)
+        parsed = [parse_prompt(prompt, self.tokenizer) for prompt in many]
+        if truncate_prompt_tokens is not None:
+            parsed = [replace(prompt, token_ids=prompt.token_ids[-truncate_prompt_tokens:]) for prompt in parsed]
+        return self._run(self._embed_all(parsed, pooling, dimensions, use_tqdm))
+
     def close(self) -> None:
         """Ends the engine process. May be called again."""
         self._end()
@@ -135,15 +160,21 @@ class LLM:
         params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(prompts))
         priorities = _one_each("priority", 0 if priority is None else priority, int, len(prompts))
         with _Progress(len(prompts), disable=not use_tqdm) as progress:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._generate_one(prompt, each, rank, progress))
-                        for prompt, each, rank in zip(prompts, params, priorities, strict=True)
-                    ]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+            work = [self._generate_one(prompt, each, rank, progress) for prompt, each, rank in zip(prompts, params, priorities, strict=True)]
+            return await _all_of(work)
+
+    async def _embed_all(
+        self, prompts: Sequence[ParsedPrompt], pooling: Pooling, dimensions: int | None, use_tqdm: bool
+    ) -> list[EmbeddingRequestOutput]:
+        with _Progress(len(prompts), disable=not use_tqdm) as progress:
+
+            async def one(prompt: ParsedPrompt) -> EmbeddingRequestOutput:
+                async with self._window:
+                    output = await self._engine.embed_parsed(prompt, pooling=pooling, dimensions=dimensions)
+                progress.add(len(output.prompt_token_ids), 0)
+                return output
+
+            return await _all_of([one(prompt) for prompt in prompts])
 
     async def _generate_one(self, prompt: ParsedPrompt, params: SamplingParams, priority: int, progress: _Progress) -> RequestOutput:
         taken = 0
@@ -158,7 +189,7 @@ class LLM:
         finally:
             for _ in range(taken):
                 self._window.release()
-        progress.add(output)
+        progress.add(len(output.prompt_token_ids), sum(len(choice.token_ids) for choice in output.outputs))
         return output
 
 
@@ -172,6 +203,16 @@ def _shut_down(engine: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: thread
         loop.close()
 
 
+async def _all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. Raises the first error; all others are cancelled then."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
 class _Progress:
     """The progress bar: finished prompts, and tokens per second so far."""
 
@@ -181,9 +222,9 @@ class _Progress:
         self._prompt_tokens = 0
         self._output_tokens = 0
 
-    def add(self, output: RequestOutput) -> None:
-        self._prompt_tokens += len(output.prompt_token_ids)
-        self._output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+    def add(self, prompt_tokens: int, output_tokens: int) -> None:
+        self._prompt_tokens += prompt_tokens
+        self._output_tokens += output_tokens
         seconds = max(time.monotonic() - self._begin, 1e-9)
         self._bar.set_postfix_str(
             f"input: {self._prompt_tokens / seconds:.1f} tok/s, output: {self._output_tokens / seconds:.1f} tok/s", refresh=False

@@ -58,6 +58,22 @@ class RequestOutput:
     num_cached_tokens: int | None = None  # prompt tokens taken from the prefix cache
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOutput:
+    embedding: list[float]  # of length 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequestOutput:
+    """A prompt and its vector."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
 class OutputBuilder:
     """Gathers the deltas of one request into its `RequestOutput`, which grows in place."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 import time
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
@@ -23,6 +24,7 @@ from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepRes
 from headrace.errors import ConfigError, StartError
 from headrace.runner.interface import LOST_SLOT, NON_FINITE
 
+EMBEDDING_SIZE = 8
 _MASK = (1 << 64) - 1
 
 
@@ -80,6 +82,8 @@ class _Slot:
     tokens: list[int]
     hashes: list[int]  # [i]: hash of tokens[: i + 1]
     table: list[int] = field(default_factory=list)
+    num_pooled: int = 0  # positions whose vectors are in `sums`
+    sums: list[float] = field(default_factory=lambda: [0.0] * EMBEDDING_SIZE)
 
     def push(self, token: int) -> None:
         self.tokens.append(token)
@@ -100,6 +104,11 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
+
+
+def vector_of(prefix_hash: int) -> list[float]:
+    """Numbers in [-1, 1) that stand for the hidden state of a position."""
+    return [(_mix(prefix_hash + index) >> 11) / (1 << 52) - 1 for index in range(EMBEDDING_SIZE)]
 
 
 class FakeRunner:
@@ -127,6 +136,7 @@ class FakeRunner:
             model="fake",
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            embedding_size=EMBEDDING_SIZE,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             dtype="float32",
@@ -244,7 +254,7 @@ class FakeRunner:
             return SampledRow(request_id=row.request_id, error=NON_FINITE)
         prompt_logprobs = self._prompt_logprobs(row, slot)
         if not row.sample:
-            return SampledRow(request_id=row.request_id, prompt_logprobs=prompt_logprobs)
+            return SampledRow(request_id=row.request_id, prompt_logprobs=prompt_logprobs, pooled=self._pool(row, slot))
         if end != len(slot.tokens):
             raise PlanError(f"{row.request_id} samples after position {end - 1} of {len(slot.tokens)} tokens")
         slot.drop(row.num_speculated)
@@ -291,6 +301,22 @@ class FakeRunner:
         rank = (token - first) % self.vocab_size + 1
         top = tuple(((first + i) % self.vocab_size, -(i + 1) * math.log(2)) for i in range(min(count, self.vocab_size)))
         return TokenLogprobs(token_id=token, logprob=-rank * math.log(2), rank=rank, top=top)
+
+    def _pool(self, row: Row, slot: _Slot) -> bytes | None:
+        """The vector of a position is a function of all tokens up to there; a mean must have been given each position once, in order."""
+        pooling, end = slot.start.pooling, row.start + row.num_tokens
+        if pooling is None:
+            return None
+        if pooling == "mean":
+            if row.start != slot.num_pooled:
+                raise PlanError(f"{row.request_id} pools position {row.start} after {slot.num_pooled} positions")
+            for position in range(row.start, end):
+                slot.sums = [a + b for a, b in zip(slot.sums, vector_of(slot.hashes[position]), strict=True)]
+            slot.num_pooled = end
+        if end < slot.start.num_prompt_tokens:
+            return None
+        vector = vector_of(slot.hashes[end - 1]) if pooling == "last" else [value / end for value in slot.sums]
+        return struct.pack(f"<{EMBEDDING_SIZE}f", *vector)
 
     def _prompt_logprobs(self, row: Row, slot: _Slot) -> tuple[TokenLogprobs, ...] | None:
         count = slot.start.params.prompt_logprobs

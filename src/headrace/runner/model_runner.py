@@ -23,6 +23,7 @@ from headrace.runner.interface import LOST_SLOT, NON_FINITE
 from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
+from headrace.runner.pooling import PromptPooler
 from headrace.runner.sampler import Sampled, Sampler
 from headrace.runner.sampling_table import SamplingTable
 from headrace.runner.token_history import TokenHistory
@@ -85,6 +86,7 @@ class ModelRunner:
         self._table = SamplingTable(num_slots)
         self._unfit: list[str | None] = [None] * num_slots  # why a slot's request can't run
         self._prompt_counts: list[int | None] = [None] * num_slots  # params.prompt_logprobs
+        self._pooler = PromptPooler(num_slots)
         self._inputs = BatchInputs(
             history=self._history,
             max_num_tokens=config.max_num_batched_tokens,
@@ -100,6 +102,7 @@ class ModelRunner:
             model=self._config.model,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            embedding_size=self._model.config.hidden_size,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             dtype=str(self._dtype).removeprefix("torch."),
@@ -152,6 +155,7 @@ class ModelRunner:
         params, slot = start.params, start.slot
         self._history.start(start)
         self._prompt_counts[slot] = params.prompt_logprobs
+        self._pooler.start(start)
         if params.seed is not None:
             key = request_key(params.seed, params.choice_index)
         else:
@@ -183,13 +187,15 @@ class ModelRunner:
         hidden_TE = self._forward(batch)
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
         last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
-        scores = [self._score_prompt(row, hidden_TE[first[index] : last[index] + 1]) for index, row in enumerate(rows)]
+        parts = [hidden_TE[first[index] : last[index] + 1] for index in range(len(rows))]
+        scores = [self._score_prompt(row, part) for row, part in zip(rows, parts, strict=True)]
+        pooled = self._pooler.pool(rows, parts)
         sampling = [index for index, row in enumerate(rows) if row.sample]
         tokens = dict(zip(sampling, self._sample([rows[i] for i in sampling], hidden_TE, [last[i] for i in sampling]), strict=True))
         results = []
         for index, row in enumerate(rows):
             token = tokens.get(index, _Outcome())
-            error = scores[index].error or token.error
+            error = scores[index].error or token.error or _fault(pooled[index])
             if error is not None:
                 results.append(SampledRow(request_id=row.request_id, error=error))
                 continue
@@ -199,6 +205,7 @@ class ModelRunner:
                     token_ids=token.token_ids,
                     logprobs=token.logprobs,
                     prompt_logprobs=scores[index].logprobs,
+                    pooled=pooled[index],
                 )
             )
         return results
@@ -248,12 +255,14 @@ class ModelRunner:
         """Most bytes that one largest step takes on CUDA beside the weights and the KV storage."""
         num_tokens = min(self._config.max_num_batched_tokens, max_model_len)
         num_blocks = -(-num_tokens // self.block_size)
+        speculative = self._config.speculative_config
+        most_samples = self._config.max_num_seqs * (1 if speculative is None else 1 + speculative.num_speculative_tokens)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._use(KVStorage(shape, num_blocks=num_blocks, num_host_blocks=0, device=self._device), max_model_len)
         self._dry_run(num_tokens)
         with torch.inference_mode():
-            self._model.compute_logits(torch.zeros(self._config.max_num_seqs, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
+            self._model.compute_logits(torch.zeros(most_samples, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
         peak = torch.cuda.max_memory_allocated(self._device) - before - self._storage.num_bytes
         del self._storage
         torch.cuda.empty_cache()
@@ -271,6 +280,10 @@ class ModelRunner:
             row = replace(row, start=num_tokens, num_tokens=1, token_ids=(), new_block_ids=())
             self.execute(StepPlan(step_id=0, rows=(row,)))
         self._history.release(0)
+
+
+def _fault(pooled: bytes | None) -> str | None:
+    return None if pooled is None or np.isfinite(np.frombuffer(pooled, dtype="<f4")).all() else NON_FINITE
 
 
 def _outcomes(rows: Sequence[Row], sampled: Sampled) -> list[_Outcome]:

@@ -15,6 +15,16 @@ from headrace.server.fan_in import FanIn
 from headrace.server.logprobs import prompt_entries
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.service import LoadedModel
+from headrace.text.answer_events import AnswerParser, ContentText, Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What is the same in all parts of an answer."""
+
+    answer_id: str
+    created: int  # Unix seconds
+    model: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +48,13 @@ class Piece:
 
     index: int  # of the choice in the answer
     opens: bool  # the first piece of the choice
-    text: str
+    text: str  # raw, as the model wrote it
+    events: list[Event] = field(default_factory=list)  # what a parser made of the text, where the prompt has one
     logprobs: Any = None  # in the form of the route, see `Scorer`
     token_ids: tuple[int, ...] = ()
     prompt_token_ids: tuple[int, ...] | None = None  # on the first piece, where asked for
     prompt_logprobs: list[dict[str, Any] | None] | None = None  # on the first piece, where asked for
-    finish_reason: str | None = None  # on the last piece
+    finish_reason: str | None = None  # on the last piece; "tool_calls" for a stop after calls
     stop_reason: int | str | None = None
 
 
@@ -56,6 +67,7 @@ class _Choice:
     """What is kept of a choice between its deltas."""
 
     scorer: Scorer | None
+    parser: AnswerParser | None
     opened: bool = False
     finished: bool = False
     num_tokens: int = 0
@@ -70,6 +82,17 @@ class _PromptState:
     scores: tuple[TokenLogprobs, ...] | None = None  # of the prompt; they come with choice 0
     scores_due: bool = False  # no choice can begin before they are there
     held: list[ChoiceDelta] = field(default_factory=list)
+
+
+def translated(error: RequestError, prompt_field: str) -> RequestError:
+    """The engine's error as HTTP has it."""
+    if error.param == "prompt":
+        error.param = prompt_field  # the engine does not know what the body calls it
+    if error.code == "deadline_exceeded":  # the server is too busy for this client, but nothing is broken
+        late = QueueFull(error.message)
+        late.code = error.code
+        return late
+    return error
 
 
 class Answer:
@@ -96,7 +119,13 @@ class Answer:
         self._prompts = [
             _PromptState(
                 prompt=prompt,
-                choices=[_Choice(scorer=None if new_scorer is None else new_scorer(prompt)) for _ in range(request.n)],
+                choices=[
+                    _Choice(
+                        scorer=None if new_scorer is None else new_scorer(prompt),
+                        parser=None if prompt.new_parser is None else prompt.new_parser(),
+                    )
+                    for _ in range(request.n)
+                ],
                 scores_due=prompt.params.prompt_logprobs is not None and len(prompt.token_ids) > 1,
             )
             for prompt in request.prompts
@@ -114,26 +143,16 @@ class Answer:
                     if pieces:
                         yield pieces
         except RequestError as error:
-            translated = self._translated(error)
+            shown = translated(error, self._request.prompt_field)
             started = any(choice.opened for state in self._prompts for choice in state.choices)
-            unfinished = "error" if started or translated.status >= 500 else ""
-            raise translated from error
+            unfinished = "error" if started or shown.status >= 500 else ""
+            raise shown from error
         except Exception:
             unfinished = "error"
             raise
         finally:
             if unfinished:
                 self._count_unfinished(unfinished)
-
-    def _translated(self, error: RequestError) -> RequestError:
-        """The engine's error as HTTP has it."""
-        if error.param == "prompt":
-            error.param = self._request.prompt_field  # the engine does not know what the body calls it
-        if error.code == "deadline_exceeded":  # the server is too busy for this client, but nothing is broken
-            late = QueueFull(error.message)
-            late.code = error.code
-            return late
-        return error
 
     def _generation_request(self, index: int) -> GenerationRequest:
         request, prompt = self._request, self._prompts[index].prompt
@@ -174,10 +193,18 @@ class Answer:
         )
         if request.return_token_ids:
             piece.token_ids = delta.token_ids
+        if choice.parser is not None:
+            piece.events = choice.parser.push(delta.text)
+            if delta.finish_reason is not None:
+                piece.events += choice.parser.finish()
+            if delta.finish_reason == "stop" and choice.parser.called:
+                piece.finish_reason = "tool_calls"
         if choice.scorer is not None:
             piece.logprobs = choice.scorer(delta.logprobs or (), None if choice.opened else state.scores or ())
         if not choice.opened:
-            piece.text = state.prompt.echo_text + piece.text
+            if state.prompt.echo_text:  # said before; whatever stands in it is no call of this answer
+                piece.text = state.prompt.echo_text + piece.text
+                piece.events.insert(0, ContentText(text=state.prompt.echo_text))
             if request.return_token_ids:
                 piece.prompt_token_ids = state.prompt.token_ids
             if request.prompt_logprobs is not None:

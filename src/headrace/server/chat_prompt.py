@@ -1,24 +1,23 @@
-"""From messages to the ids of a prompt, through the model's chat template."""
+"""The messages of a body, and the template they go through."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from headrace.errors import InvalidRequest, ModelLoadError
-from headrace.server.parse import check_least_length
 from headrace.server.schema import ChatOptions, Message, validate
 from headrace.server.service import LoadedModel
 from headrace.text.chat_template import ChatTemplate
 
 
-def message_list(value: Any) -> list[dict[str, Any]]:
-    """The messages as the template takes them: content is a text or null."""
+def message_list(value: Any) -> list[Message]:
+    """The messages of a body, checked."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages is required: a list of at least one message.", param="messages")
     return [one_message(item, f"messages[{index}]") for index, item in enumerate(value)]
 
 
-def one_message(value: Any, name: str) -> dict[str, Any]:
+def one_message(value: Any, name: str) -> Message:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object with a role and a content.", param=name)
     content = value.get("content")
@@ -29,6 +28,11 @@ def one_message(value: Any, name: str) -> dict[str, Any]:
     message = validate(Message, value, prefix=name)
     if "content" not in value and not message.tool_calls:
         raise InvalidRequest(f"{name}.content is required.", param=f"{name}.content")
+    return message
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """The message as templates take it: content is a text or null."""
     fields = message.model_dump(exclude_none=True, exclude={"content", "refusal", "audio", "function_call", "annotations"})
     text = message.content
     fields["content"] = text if text is None or isinstance(text, str) else "".join(part.text for part in text)
@@ -50,33 +54,15 @@ def check_parts(parts: list[Any], name: str) -> None:
 
 
 def choose_template(options: ChatOptions, model: LoadedModel, *, trust_request: bool) -> ChatTemplate:
-    if options.chat_template is not None:
-        if not trust_request:
-            raise InvalidRequest(
-                "chat_template in a request is not allowed on this server; its operator can allow it with --trust-request-chat-template.",
-                param="chat_template",
-            )
-        try:
-            return ChatTemplate(options.chat_template, model.tokenizer)
-        except ModelLoadError as error:
-            raise InvalidRequest(str(error), param="chat_template") from None
-    return model.template
-
-
-def render_prompt(options: ChatOptions, model: LoadedModel, *, trust_request: bool, bounded: bool) -> tuple[tuple[int, ...], str]:
-    """The ids of the prompt, and the text of the last message if it is the assistant's (an echo puts it before the answer)."""
-    proceed = bool(options.continue_final_message)
-    if proceed and options.add_generation_prompt:
+    """The model's template, or the request's own where the operator trusts those."""
+    if options.chat_template is None:
+        return model.template
+    if not trust_request:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt contradict each other; set one of them only.", param="continue_final_message"
+            "chat_template in a request is not allowed on this server; its operator can allow it with --trust-request-chat-template.",
+            param="chat_template",
         )
-    if options.add_special_tokens:
-        raise InvalidRequest("add_special_tokens must be false with messages: the template writes the start token.", param="add_special_tokens")
-    begin = not proceed if options.add_generation_prompt is None else options.add_generation_prompt
-    template = choose_template(options, model, trust_request=trust_request)
-    messages = message_list(options.messages)
-    if bounded:
-        check_least_length(sum(len(message["content"] or "") for message in messages), model, "messages")
-    ids = template.render_ids(messages, add_generation_prompt=begin, continue_final_message=proceed, kwargs=options.chat_template_kwargs)
-    last = messages[-1]
-    return tuple(ids), (last["content"] or "") if last["role"] == "assistant" else ""
+    try:
+        return ChatTemplate(options.chat_template, model.tokenizer)
+    except ModelLoadError as error:
+        raise InvalidRequest(str(error), param="chat_template") from None

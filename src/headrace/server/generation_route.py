@@ -6,34 +6,46 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from headrace.server.answer import Answer, Scorer
+from headrace.server.answer import Answer, Header, Scorer, Usage
 from headrace.server.body import BodyLease, ClientGone, read_body
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.service import LoadedModel, Service
-from headrace.server.streaming import Form, Header, send_body, send_stream
+from headrace.server.streaming import Wire, send_body, send_stream
 
 Result = TypeVar("Result")
-Parse = Callable[[bytes, Service, LoadedModel], ParsedRequest]  # thread-safe
-NewScorers = Callable[[ParsedRequest, LoadedModel], Callable[[Prompt], Scorer] | None]
+Request = TypeVar("Request", bound=ParsedRequest)
 
 
-class GenerationRoute:
+class Dialect(Protocol[Request]):
+    """What is a route's own: how its bodies are read, and how its answers are written."""
+
+    id_prefix: str
+
+    def parse(self, body: bytes, service: Service, model: LoadedModel, tenant: str) -> Request:
+        """The request in a body. Called in any thread; raises `RequestError`."""
+
+    def new_scorers(self, request: Request, model: LoadedModel) -> Callable[[Prompt], Scorer] | None:
+        """How logprobs are written; None where none were asked for."""
+
+    def new_wire(self, request: Request, header: Header, usage: Usage) -> Wire:
+        """The writer of one answer; `usage` grows with it."""
+
+
+class GenerationRoute(Generic[Request]):
     """An ASGI application for one route."""
 
-    def __init__(self, service: Service, *, parse: Parse, form: Callable[[ParsedRequest], Form], new_scorers: NewScorers) -> None:
-        self._service = service
-        self._parse = parse
-        self._form = form
-        self._new_scorers = new_scorers
+    def __init__(self, service: Service, dialect: Dialect[Request]) -> None:
+        self.service = service
+        self.dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = time.monotonic()
-        service = self._service
+        service = self.service
         service.model()  # refuses at once where nothing can be served
         config = service.config
         with service.bodies.lease() as lease:
@@ -44,29 +56,30 @@ class GenerationRoute:
                 await until_disconnect(receive, work)
 
     async def _serve(self, body: bytes, lease: BodyLease, scope: Scope, send: Send, arrival: float) -> None:
-        model = self._service.model()  # the process may have begun to drain while the body came in
-        request = await self._service.offload(len(body), self._parse, body, self._service, model)
+        service, dialect = self.service, self.dialect
+        model = service.model()  # the process may have begun to drain while the body came in
+        tenant = scope["state"]["tenant"]
+        request = await service.offload(len(body), dialect.parse, body, service, model, tenant)
         del body
         lease.release()
-        await self._answer(request, model, scope, send, arrival)
-
-    async def _answer(self, request: ParsedRequest, model: LoadedModel, scope: Scope, send: Send, arrival: float) -> None:
-        form = self._form(request)
-        header = Header(answer_id=form.id_prefix + uuid.uuid4().hex, created=int(time.time()), model=request.model)
+        header = Header(answer_id=dialect.id_prefix + uuid.uuid4().hex, created=int(time.time()), model=request.model)
         answer = Answer(
             request,
             model,
-            self._service.metrics,
+            service.metrics,
             answer_id=header.answer_id,
-            tenant=scope["state"]["tenant"],
+            tenant=tenant,
             arrival=arrival,
-            new_scorer=self._new_scorers(request, model),
+            new_scorer=dialect.new_scorers(request, model),
         )
         scope["state"]["usage"] = answer.usage
+        await self.respond(request, answer, dialect.new_wire(request, header, answer.usage), send)
+
+    async def respond(self, request: Request, answer: Answer, wire: Wire, send: Send) -> None:
         if request.stream:
-            await send_stream(send, answer, form, header, request)
+            await send_stream(send, answer, wire)
         else:
-            await send_body(send, answer, form, header)
+            await send_body(send, answer, wire)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ContextLengthExceeded, InvalidRequest
-from headrace.sampling_params import MAX_LOGPROBS, SamplingParams
-from headrace.server.schema import ChatBody, CompletionBody, GenerationBody
+from headrace.sampling_params import SamplingParams
+from headrace.server.schema import CompletionBody, GenerationBody, SamplingBody
 from headrace.server.service import LoadedModel
+from headrace.text.answer_events import AnswerParser
 
 MAX_CHOICES = 1024  # prompts x n of one request
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI documents it for /v1/completions
@@ -27,6 +28,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     params: SamplingParams  # max_tokens is what this prompt leaves room for
     echo_text: str = ""  # put before the answer
+    new_parser: Callable[[], AnswerParser] | None = None  # chats: reads the answer's text; one for each choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:40] + "..."
 
 
-def encode_prompt(text: str, model: LoadedModel, *, add_special_tokens: bool, bounded: bool) -> tuple[int, ...]:
+def encode_prompt(text: str, model: LoadedModel, *, add_special_tokens: bool, bounded: bool, param: str = "prompt") -> tuple[int, ...]:
     if bounded:
-        check_least_length(len(text), model, "prompt")
+        check_least_length(len(text), model, param)
     return tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
@@ -81,30 +83,32 @@ def check_least_length(characters: int, model: LoadedModel, param: str) -> None:
     least = -(-characters // model.tokenizer.max_token_bytes)
     if least > model.info.max_model_len:
         raise ContextLengthExceeded(
-            f"This model's context length is {model.info.max_model_len} tokens, but the prompt has at least {least} tokens; shorten it.", param=param
+            f"This model's context length is {model.info.max_model_len} tokens, but {param} has at least {least} tokens; shorten it.", param=param
         )
 
 
-def prompt_list(value: Any, model: LoadedModel, encode: Callable[[str], tuple[int, ...]]) -> list[tuple[tuple[int, ...], str | None]]:
-    """The prompts of a completion as (ids, text if it was given as text): text, ids, or a list of one of these."""
+def prompt_list(
+    value: Any, model: LoadedModel, encode: Callable[[str], tuple[int, ...]], *, param: str = "prompt", limit: int = MAX_CHOICES
+) -> list[tuple[tuple[int, ...], str | None]]:
+    """The prompts of a field as (ids, text if it was given as text): text, ids, or a list of at most `limit` of these."""
     if isinstance(value, str):
         return [(encode(value), value)]
     if not isinstance(value, list):
-        raise InvalidRequest("prompt is required: a text, a list of token ids, or a list of these.", param="prompt")
+        raise InvalidRequest(f"{param} is required: a text, a list of token ids, or a list of these.", param=param)
     if not value:
-        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
-    if len(value) > MAX_CHOICES and isinstance(value[0], str | list):
-        raise InvalidRequest(f"prompt holds {len(value)} prompts; at most {MAX_CHOICES} are allowed in one request.", param="prompt")
+        raise InvalidRequest(f"{param} must not be an empty list.", param=param)
+    if len(value) > limit and isinstance(value[0], str | list):
+        raise InvalidRequest(f"{param} holds {len(value)} texts or lists; at most {limit} are allowed in one request.", param=param)
     if all(isinstance(item, str) for item in value):
         return [(encode(item), item) for item in value]
     if all(isinstance(item, list) for item in value):
-        return [(token_ids(item, model.vocab_size, "prompt"), None) for item in value]
-    return [(token_ids(value, model.vocab_size, "prompt"), None)]
+        return [(token_ids(item, model.vocab_size, param), None) for item in value]
+    return [(token_ids(value, model.vocab_size, param), None)]
 
 
-def sampling_params(body: GenerationBody, model: LoadedModel, *, max_tokens: int | None, limit_field: str, logprobs: int | None) -> SamplingParams:
+def sampling_params(body: SamplingBody, model: LoadedModel, *, max_tokens: int | None, limit_field: str, logprobs: int | None) -> SamplingParams:
     """Checked parameters with the limit as it was asked for; raises `InvalidRequest` that names the field of the body."""
-    fields: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS if getattr(body, name) is not None}
+    fields: dict[str, Any] = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name, None)) is not None}
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(body, name) is not None:
             fields[name] = tuple(dict.fromkeys(token_ids(getattr(body, name), model.vocab_size, name)))
@@ -211,35 +215,3 @@ def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) 
         prompts.append(Prompt(token_ids=kept, params=fitted, echo_text=(text or "") if echo else ""))
     request = common(body, model_name=model_name, prompt_field="prompt", prompts=prompts, n=params.n, logprobs=body.logprobs)
     return dataclasses.replace(request, echo=echo)
-
-
-def chat_logprobs(body: ChatBody) -> int | None:
-    """How many alternatives a chat asks for; None: no logprobs at all."""
-    if body.top_logprobs is not None:
-        if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {shown(body.top_logprobs)}.", param="top_logprobs")
-        if not body.logprobs:
-            raise InvalidRequest("top_logprobs is allowed only together with logprobs: true.", param="top_logprobs")
-    return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def chat_limit(body: ChatBody) -> tuple[int | None, str]:
-    """The limit of a chat's answer and the field it came from."""
-    if body.max_completion_tokens is None:
-        return body.max_tokens, "max_tokens"
-    if body.max_tokens not in (None, body.max_completion_tokens):
-        raise InvalidRequest("max_completion_tokens and max_tokens contradict each other; send one of them.", param="max_completion_tokens")
-    return body.max_completion_tokens, "max_completion_tokens"
-
-
-def parse_chat(body: ChatBody, model: LoadedModel, model_name: str, ids: tuple[int, ...], echo_text: str) -> ParsedRequest:
-    """`ids` and `echo_text` are what `chat_prompt.py` made of the messages."""
-    limit, limit_field = chat_limit(body)
-    if limit == 0:
-        raise InvalidRequest(f"{limit_field} must be at least 1.", param=limit_field)
-    logprobs = chat_logprobs(body)
-    params = sampling_params(body, model, max_tokens=limit, limit_field=limit_field, logprobs=logprobs)
-    kept = truncate(ids, body.truncate_prompt_tokens, model)
-    fitted = fit(kept, params, model, default=None, limit_field=limit_field, prompt_field="messages")
-    prompt = Prompt(token_ids=kept, params=fitted, echo_text=echo_text if body.echo else "")
-    return common(body, model_name=model_name, prompt_field="messages", prompts=[prompt], n=params.n, logprobs=logprobs)

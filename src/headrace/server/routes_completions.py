@@ -10,6 +10,7 @@ from starlette.routing import Route
 from headrace.core.messages import TokenLogprobs
 from headrace.server.answer import Piece, Scorer
 from headrace.server.body import decode_object
+from headrace.server.choices import ChoicesDialect
 from headrace.server.generation_route import GenerationRoute
 from headrace.server.logprobs import CompletionLogprobs, extend_lists, new_lists
 from headrace.server.parse import ParsedRequest, Prompt, parse_completion
@@ -82,5 +83,5 @@ def parse(body: bytes, service: Service, model: LoadedModel) -> ParsedRequest:
 
 
 def routes(service: Service) -> list[Route]:
-    endpoint = GenerationRoute(service, parse=parse, form=CompletionForm, new_scorers=new_scorers)
+    endpoint = GenerationRoute(service, ChoicesDialect(CompletionForm, parse=parse, new_scorers=new_scorers))
     return [Route("/v1/completions", endpoint, methods=["POST"])]

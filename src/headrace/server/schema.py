@@ -12,7 +12,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import InvalidRequest
-from headrace.server.unsupported import refuse_unsupported
+from headrace.server.unsupported import UNSUPPORTED, refuse_unsupported
 
 INT32 = 2**31 - 1
 
@@ -36,11 +36,10 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None  # padding against traffic analysis; no answer changes without it
 
 
-class GenerationBody(Body):
-    """What completions and chats have in common."""
+class SamplingBody(Body):
+    """What all generating routes have in common, whosever API they follow."""
 
     # the sampler
-    n: int | None = None
     temperature: Finite | None = None
     top_p: Finite | None = None
     top_k: int | None = None
@@ -53,27 +52,22 @@ class GenerationBody(Body):
     allowed_token_ids: list[int] | None = None
     bad_words: Annotated[list[Word], Field(max_length=256)] | None = None
     # the end of the answer
-    max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: Word | list[Word] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     # the form of the answer
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    # the prompt
-    truncate_prompt_tokens: SmallInt | None = None
     # scheduling and caching
     priority: SmallInt | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=INT32)] | None = None  # to the first token, from the arrival of the request
     cache_salt: Name | None = None
     session_id: Name | None = None
-    # fields of OpenAI's API that change no answer
+
+
+class HarmlessFields(BaseModel):
+    """Fields of OpenAI's API that change no answer."""
+
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -82,10 +76,39 @@ class GenerationBody(Body):
     prompt_cache_retention: str | None = None
 
 
+class GenerationBody(SamplingBody, HarmlessFields):
+    """What completions and chats have in common."""
+
+    n: int | None = None
+    # the end of the answer
+    max_tokens: int | None = None
+    stop: Word | list[Word] | None = None
+    # the form of the answer
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    # the prompt
+    truncate_prompt_tokens: SmallInt | None = None
+
+
 class CompletionBody(GenerationBody):
     prompt: Any = None  # checked by parse.prompt_list, whose lists may be long
     add_special_tokens: bool | None = None
     logprobs: int | None = None
+
+
+class EmbeddingBody(Body):
+    input: Any = None  # checked by parse.prompt_list
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: SmallInt | None = None
+    priority: SmallInt | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=INT32)] | None = None
+    cache_salt: Name | None = None
+    user: str | None = None  # changes no answer
 
 
 class TextPart(BaseModel):
@@ -177,7 +200,7 @@ MESSAGES = {
 def validate(body_type: type[BodyType], body: Any, *, prefix: str = "") -> BodyType:
     """A body of the type, or `InvalidRequest` with the first fault; `prefix` stands before the names of fields."""
     if issubclass(body_type, GenerationBody | ChatOptions):
-        refuse_unsupported(body)
+        refuse_unsupported(body, UNSUPPORTED)
     try:
         return body_type.model_validate(body)
     except pydantic.ValidationError as error:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.config import EngineInfo, ServerConfig
 from headrace.core.messages import SchedulerStats
+from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
@@ -44,6 +45,8 @@ class TokenGenerator(Protocol):
     """The part of `Generator` that the server calls."""
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[ChoiceDelta]: ...
+
+    async def embed(self, request: EmbeddingRequest) -> Embedding: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from headrace.errors import RequestError, RequestFailed
 from headrace.server.answer import Answer, Piece
-from headrace.server.parse import ParsedRequest
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -26,70 +24,54 @@ logger = logging.getLogger("headrace.server")
 encode = msgspec.json.Encoder().encode
 
 
-class Form(Protocol):
-    """How a family of routes writes choices."""
+class Wire(Protocol):
+    """How a route writes one answer. Either `body` is called, once, or the others: `begin`, `events` ..., then `end` or `failed`."""
 
-    id_prefix: str
-    object_name: str
-    chunk_object_name: str
+    def begin(self) -> bytes:
+        """What comes before the first pieces."""
 
-    def chunk_choices(self, piece: Piece) -> list[dict[str, Any]]:
-        """The choices of the events that a piece becomes, one an event; none for a piece that holds nothing."""
+    def events(self, batch: list[Piece]) -> bytes:
+        """The events that pieces become; empty if they hold nothing."""
 
-    def choice(self, pieces: list[Piece]) -> dict[str, Any]:
-        """The whole choice."""
+    def end(self) -> bytes:
+        """What comes after the last pieces."""
 
+    def failed(self, error: RequestError) -> bytes:
+        """The last event of a stream that cannot go on."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What is the same in all chunks of an answer."""
-
-    answer_id: str
-    created: int  # Unix seconds
-    model: str
-
-    def fields(self, object_name: str) -> dict[str, Any]:
-        return {"id": self.answer_id, "object": object_name, "created": self.created, "model": self.model}
+    def body(self, pieces: list[Piece]) -> dict[str, Any]:
+        """The whole answer from all of its pieces, as they came."""
 
 
-def event(data: Any) -> bytes:
-    return b"data: " + encode(data) + b"\n\n"
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event, with its `event:` line where the protocol names events."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + encode(data) + b"\n\n"
 
 
-async def send_body(send: Send, answer: Answer, form: Form, header: Header) -> None:
+async def send_body(send: Send, answer: Answer, wire: Wire) -> None:
     """The whole answer as JSON. Raises `RequestError` instead of sending anything."""
-    pieces: dict[int, list[Piece]] = {}
     async with aclosing(answer.batches()) as batches:
-        async for batch in batches:
-            for piece in batch:
-                pieces.setdefault(piece.index, []).append(piece)
-    choices = [form.choice(pieces[index]) for index in sorted(pieces)]
-    await send_json(send, {**header.fields(form.object_name), "choices": choices, "usage": answer.usage.body()})
+        pieces = [piece async for batch in batches for piece in batch]
+    await send_json(send, wire.body(pieces))
 
 
 async def send_json(send: Send, body: dict[str, Any]) -> None:
-    data = encode(body)
+    await send_encoded(send, encode(body))
+
+
+async def send_encoded(send: Send, data: bytes) -> None:
+    """A whole body that is JSON already."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": data})
 
 
-async def send_stream(send: Send, answer: Answer, form: Form, header: Header, request: ParsedRequest) -> None:
+async def send_stream(send: Send, answer: Answer, wire: Wire) -> None:
     """Events as the answer is made.
 
     A `RequestError` before the first piece is raised, so that it can have its own status; a later one becomes the last event.
     """
-    fields = header.fields(form.chunk_object_name)
-
-    def events(batch: list[Piece]) -> bytes:
-        chunks = []
-        for piece in batch:
-            for choice in form.chunk_choices(piece):
-                chunk = {**fields, "choices": [choice]}
-                if request.include_usage:
-                    chunk["usage"] = answer.usage.body() if request.continuous_usage else None
-                chunks.append(event(chunk))
-        return b"".join(chunks)
 
     async def write(data: bytes) -> None:
         if data:
@@ -99,15 +81,13 @@ async def send_stream(send: Send, answer: Answer, form: Form, header: Header, re
         first = await anext(batches)
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         try:
-            await write(events(first))
+            await write(wire.begin() + wire.events(first))
             async for batch in batches:
-                await write(events(batch))
-            if request.include_usage:
-                await write(event({**fields, "choices": [], "usage": answer.usage.body()}))
-            await write(b"data: [DONE]\n\n")
+                await write(wire.events(batch))
+            await write(wire.end())
         except RequestError as error:
-            await write(event(error.body()))
+            await write(wire.failed(error))
         except Exception:
             logger.exception("a stream failed: a fault in the server")
-            await write(event(RequestFailed("The server failed to go on with this answer.").body()))
+            await write(wire.failed(RequestFailed("The server failed to go on with this answer.")))
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -15,7 +15,8 @@ NO_LEGACY = "{field} is not supported; describe the change in the prompt instead
 Rule = tuple[Callable[[Any, dict[str, Any]], bool], str]  # (whether the value asks for nothing, reason)
 
 
-def _never(value: Any, body: dict[str, Any]) -> bool:
+def never(value: Any, body: dict[str, Any]) -> bool:
+    """No value of the field but null asks for nothing."""
     return False
 
 
@@ -39,34 +40,35 @@ def _not_stored(value: Any, body: dict[str, Any]) -> bool:
     return value is False
 
 
+# of completions and chats
 UNSUPPORTED: dict[str, Rule] = {
-    "suffix": (_never, NO_LEGACY),
+    "suffix": (never, NO_LEGACY),
     "best_of": (_same_as_n, "best_of is not supported; ask for n choices and choose among them."),
-    "audio": (_never, NO_AUDIO),
+    "audio": (never, NO_AUDIO),
     "modalities": (_text_only, 'modalities may only be ["text"]: ' + NO_AUDIO),
-    "web_search_options": (_never, "web_search_options is not supported; this server does not search the web."),
-    "tools": (_never, NO_TOOLS),
+    "web_search_options": (never, "web_search_options is not supported; this server does not search the web."),
+    "tools": (never, NO_TOOLS),
     "tool_choice": (_none, "tool_choice is allowed only together with tools. " + NO_TOOLS),
-    "functions": (_never, NO_TOOLS),
+    "functions": (never, NO_TOOLS),
     "function_call": (_none, NO_TOOLS),
     "response_format": (_text_format, NO_STRUCTURE),
-    "structured_outputs": (_never, NO_STRUCTURE),
-    "guided_json": (_never, NO_STRUCTURE),
-    "guided_regex": (_never, NO_STRUCTURE),
-    "guided_choice": (_never, NO_STRUCTURE),
-    "guided_grammar": (_never, NO_STRUCTURE),
+    "structured_outputs": (never, NO_STRUCTURE),
+    "guided_json": (never, NO_STRUCTURE),
+    "guided_regex": (never, NO_STRUCTURE),
+    "guided_choice": (never, NO_STRUCTURE),
+    "guided_grammar": (never, NO_STRUCTURE),
     "reasoning_effort": (_none, "reasoning_effort is not supported; pass options of the model's template in chat_template_kwargs."),
-    "verbosity": (_never, "verbosity is not supported; ask for the length in the prompt."),
+    "verbosity": (never, "verbosity is not supported; ask for the length in the prompt."),
     "store": (_not_stored, "store must be false: this server keeps no answers."),
     "use_beam_search": (_not_stored, "use_beam_search is not supported; use temperature 0 for the likeliest text."),
-    "logits_processors": (_never, "logits_processors is not supported; use logit_bias or allowed_token_ids."),
-    "documents": (_never, "documents is not supported; put them into the messages."),
+    "logits_processors": (never, "logits_processors is not supported; use logit_bias or allowed_token_ids."),
+    "documents": (never, "documents is not supported; put them into the messages."),
 }
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
+def refuse_unsupported(body: dict[str, Any], rules: dict[str, Rule]) -> None:
     """Raise `InvalidRequest` for the first field that asks for what is not there, and take out those that ask for nothing."""
-    for field, (harmless, reason) in UNSUPPORTED.items():
+    for field, (harmless, reason) in rules.items():
         if field not in body:
             continue
         value = body[field]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from headrace.kernels import cpu
-from headrace.kernels.attention import write_kv
+from headrace.kernels.attention import AttentionMetadata, write_kv
 from headrace.kernels.cpu import PackedLinear, pack
 from tests.kernels.cpu.conftest import dequantized, random_blocks
 from tests.kernels.test_attention import Batch
@@ -51,7 +53,7 @@ def test_rope_write_kv(isa, rotary, dtype):
 
 def test_bad_slots_are_refused(kernels):
     caches = [torch.zeros(4, 8, 1, 16) for _ in range(2)]
-    for slot in (-1, 32):
+    for slot in (-2, 32):
         with pytest.raises(RuntimeError, match=f"slot {slot} is outside"):
             cpu.rope_write_kv(torch.zeros(1, 48), (torch.ones(1, 1, 16), torch.ones(1, 1, 16)), *caches, torch.tensor([slot]))
 
@@ -83,6 +85,41 @@ def test_the_attention_half_equals_its_steps_bit_by_bit(isa):
     assert torch.equal(residual, want)
     for cache, other in zip(caches, (batch.k_cache, batch.v_cache), strict=True):
         assert torch.equal(cache.nan_to_num(), other.nan_to_num())
+
+
+def test_padding_touches_nothing_and_changes_nothing(isa):
+    """Tokens past the last row, in slot -1, beside rows without tokens: a step that is filled up to a fixed shape."""
+    hidden, heads, kv_heads, size = 96, 6, 2, 16
+    batch = Batch([(1, 30), (4, 9)], kv_heads=kv_heads, group=heads // kv_heads, head_dim=size)
+    meta, tokens, padded = batch.meta(), 5, 8
+    qkv, output = packed_linear(3, (heads + 2 * kv_heads) * size, hidden), packed_linear(8, hidden, heads * size)
+    norm, cos_sin = torch.randn(hidden), (torch.randn(padded, 1, size), torch.randn(padded, 1, size))
+    residual = torch.randn(padded, hidden)
+    residual[tokens:] = float("nan")
+    places = {
+        "slot_mapping_T": torch.cat((meta.slot_mapping_T, torch.full((padded - tokens,), -1))),
+        "query_start_R1": torch.cat((meta.query_start_R1, torch.full((2,), tokens, dtype=torch.int32))),
+        "context_len_R": torch.cat((meta.context_len_R, torch.zeros(2, dtype=torch.int32))),
+        "block_table_RB": torch.cat((meta.block_table_RB, torch.full((2, meta.block_table_RB.shape[1]), 2**30, dtype=torch.int32))),
+    }
+    wide = replace(meta, **places)
+
+    def run(rows: int, meta: AttentionMetadata) -> tuple[torch.Tensor, ...]:
+        caches = (batch.k_cache.clone(), batch.v_cache.clone())
+        fused, turn = residual[:rows].clone(), (cos_sin[0][:rows], cos_sin[1][:rows])
+        cpu.attention_add_(fused, norm, 1e-5, qkv, output, heads, turn, caches, meta, scale=0.25)
+        q = cpu.rope_write_kv(qkv(cpu.rms_norm(residual[:rows], norm, 1e-5)), turn, batch.k_cache, batch.v_cache, meta.slot_mapping_T)
+        attended = cpu.paged_attention(q, batch.k_cache, batch.v_cache, meta, scale=0.25)
+        return fused, attended, *(cache.nan_to_num() for cache in (*caches, batch.k_cache, batch.v_cache))
+
+    fused, attended, *caches = run(tokens, meta)
+    padded_fused, padded_attended, *padded_caches = run(padded, wide)
+    assert torch.equal(padded_fused[:tokens], fused)
+    assert padded_fused[tokens:].isnan().all()
+    assert torch.equal(padded_attended[:tokens], attended)
+    assert not padded_attended[tokens:].any()
+    for cache, padded_cache in zip(caches, padded_caches, strict=True):
+        assert torch.equal(cache, padded_cache)
 
 
 @pytest.mark.parametrize("inner", [160, 21])

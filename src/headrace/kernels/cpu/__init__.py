@@ -4,6 +4,9 @@ The kernels are compiled at first use (`build.py`) and are ordinary torch operat
 step. `load()` first; where it returns None, `reason()` says why and the caller stays with torch's own operators.
 
 A row's result is the same to the last bit whatever else is in the batch, however many threads there are and however a prompt is cut.
+
+A step may be filled up to a fixed shape: rows without tokens, and tokens past the last row whose slot is -1. Those attend to nothing and are
+stored nowhere.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kQueryTile = 32;  // tokens of a row that share the walk over its context
+constexpr int64_t kNoSlot = -1;     // of a token that is padding: its keys and values are stored nowhere
 
 struct Item {  // tokens [first, last) of one row, whose positions start at `position`
   int64_t row, first, last, position, first_part, parts;
@@ -135,7 +136,7 @@ Attention attention_args(const float* q, int64_t num_heads, const Tensor& k_cach
           static_cast<float>(softcap)};
 }
 
-// Every position below a row's context length must be in the caches. window, softcap: 0 for none.
+// Every position below a row's context length must be in the caches. window, softcap: 0 for none. Tokens past the last row are padding: zeros.
 Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& query_start, const Tensor& context_len,
                        const Tensor& block_table, double scale, int64_t window, double softcap) {
   static thread_local Scratch in, out;
@@ -150,12 +151,13 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
   const int32_t *starts = int32_data(query_start, rows + 1, "query_start"), *lens = int32_data(context_len, rows, "context_len");
   check_rows(starts, lens, rows, q.size(0), block_table.size(1) * args.block_size);
   attend(args, starts, lens, rows, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), to.data);
+  std::fill(to.data + starts[rows] * q.size(1) * q.size(2), to.data + q.numel(), 0.0f);
   to.store();
   return y;
 }
 
 void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t rows, int64_t tokens, int64_t most_context) {
-  STD_TORCH_CHECK(query_start[0] == 0 && query_start[rows] == tokens, "headrace_cpu: query_start must go from 0 to the number of tokens, ", tokens);
+  STD_TORCH_CHECK(query_start[0] == 0 && query_start[rows] <= tokens, "headrace_cpu: query_start must go from 0 to at most the number of tokens, ", tokens);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t n = query_start[row + 1] - query_start[row];
     STD_TORCH_CHECK(0 <= n && n <= context_len[row] && context_len[row] <= most_context, "headrace_cpu: row ", row, " has ", n,
@@ -163,7 +165,7 @@ void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t 
   }
 }
 
-// qkv: [T, (H + 2 KH) * D] -> turned queries, float32 [T, H, D]; turned keys, and values, go to the caches' slots.
+// qkv: [T, (H + 2 KH) * D] -> turned queries, float32 [T, H, D]; turned keys, and values, go to the caches' slots (kNoSlot: nowhere).
 void rotate_and_store(const float* qkv, int64_t tokens, int64_t num_heads, const float* cos, const float* sin, int64_t rotary, const Tensor& k_cache,
                       const Tensor& v_cache, const int64_t* slots, float* q) {
   const int64_t kv_heads = k_cache.size(2), d = k_cache.size(3), width = (num_heads + 2 * kv_heads) * d;
@@ -176,7 +178,7 @@ void rotate_and_store(const float* qkv, int64_t tokens, int64_t num_heads, const
     for (int64_t t = first; t < last; ++t) {
       const float *row = qkv + t * width, *c = cos + t * rotary, *s = sin + t * rotary;
       for (int64_t h = 0; h < num_heads; ++h) kernels().rotate(row + h * d, c, s, rotary, d, q + (t * num_heads + h) * d);
-      for (int64_t h = 0; h < kv_heads; ++h) {
+      for (int64_t h = 0; h < kv_heads && slots[t] != kNoSlot; ++h) {
         const int64_t place = (slots[t] * kv_heads + h) * d * element;
         kernels().rotate(row + (num_heads + h) * d, c, s, rotary, d, turned);
         kernels().from_float(turned, dtype, d, keys + place);
@@ -190,7 +192,9 @@ const int64_t* checked_slots(const Tensor& slots, int64_t tokens, int64_t places
   check_dense(slots, "slots");
   STD_TORCH_CHECK(slots.scalar_type() == ScalarType::Long && slots.numel() == tokens, "headrace_cpu: slots must be int64 [T]");
   const int64_t* data = static_cast<const int64_t*>(slots.const_data_ptr());
-  for (int64_t i = 0; i < tokens; ++i) STD_TORCH_CHECK(0 <= data[i] && data[i] < places, "headrace_cpu: slot ", data[i], " is outside of the cache");
+  for (int64_t i = 0; i < tokens; ++i) {
+    STD_TORCH_CHECK((0 <= data[i] && data[i] < places) || data[i] == kNoSlot, "headrace_cpu: slot ", data[i], " is outside of the cache");
+  }
   return data;
 }
 
@@ -217,23 +221,25 @@ Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, co
   return q;
 }
 
-// residual += output(attention(rms_norm(residual))): one call for the first half of a decoder layer.
+// residual += output(attention(rms_norm(residual))): one call for the first half of a decoder layer. Tokens past the last row are padding: they stay
+// as they are, and cost nothing.
 void attention_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& qkv, int64_t qkv_format, const Tensor& output,
                     int64_t output_format, int64_t num_heads, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,
                     const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale,
                     int64_t window, double softcap) {
   static thread_local Scratch in, norm, wide, turned, cos_in, sin_in, attended;
-  const int64_t k = last_size(residual), tokens = residual.numel() / k, rows = context_len.numel();
+  const int64_t k = last_size(residual), padded = residual.numel() / k, rows = context_len.numel();
   check_dense(residual, "residual");
   STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float, "headrace_cpu: residual must be float32");
   Attention args = attention_args(nullptr, num_heads, k_cache, v_cache, scale, window, softcap);
   const int64_t d = args.head_dim, width = (num_heads + 2 * args.num_kv_heads) * d;
   const Weight first = weight_of(qkv, qkv_format, width, k), second = weight_of(output, output_format, k, num_heads * d);
-  const int64_t rotary = rotary_size(cos, sin, tokens, d);
-  const int64_t* places = checked_slots(slots, tokens, k_cache.size(0) * k_cache.size(1));
+  const int64_t rotary = rotary_size(cos, sin, padded, d);
+  const int64_t* places = checked_slots(slots, padded, k_cache.size(0) * k_cache.size(1));
   STD_TORCH_CHECK(block_table.dim() == 2 && block_table.size(0) >= rows, "headrace_cpu: block_table must be [R, B]");
   const int32_t *starts = int32_data(query_start, rows + 1, "query_start"), *lens = int32_data(context_len, rows, "context_len");
-  check_rows(starts, lens, rows, tokens, block_table.size(1) * args.block_size);
+  check_rows(starts, lens, rows, padded, block_table.size(1) * args.block_size);
+  const int64_t tokens = starts[rows];
   float *all = wide.get<float>(tokens * width), *q = turned.get<float>(tokens * num_heads * d), *out = attended.get<float>(tokens * num_heads * d);
   multiply(first, normed(residual, norm_weight, eps, in, norm), tokens, nullptr, false, all);
   rotate_and_store(all, tokens, num_heads, as_floats(cos, "cos", cos_in), as_floats(sin, "sin", sin_in), rotary, k_cache, v_cache, places, q);

@@ -109,7 +109,12 @@ void unpack_row(const uint8_t* weight, int64_t format, int64_t row, int64_t k, f
   if (format == headrace::kF32 || format == headrace::kF16 || format == headrace::kBF16) {
     const int64_t size = format == headrace::kF32 ? 4 : 2;
     const headrace::Dtype dtype = format == headrace::kF32 ? headrace::kFloat32 : format == headrace::kF16 ? headrace::kFloat16 : headrace::kBFloat16;
-    for (int64_t i = 0; i < k; ++i) to_float(weight + ((group * k + i) * headrace::kGroupRows + r) * size, dtype, 1, out + i);
+    for (int64_t i = 0; i < k; i += W) {
+      float values[W];  // as many of them as there are, gathered
+      const int n = (int)(k - i < W ? k - i : W);
+      for (int j = 0; j < n; ++j) memcpy((uint8_t*)values + j * size, weight + ((group * k + i + j) * headrace::kGroupRows + r) * size, (size_t)size);
+      to_float(values, dtype, n, out + i);
+    }
     return;
   }
   for (int64_t b = 0; b < k / 32; ++b, out += 32) {

@@ -10,14 +10,15 @@
 // The sum over a block is exact (integers); blocks are added up in order of K in float32 by fused multiply-adds.
 #pragma once
 
+#include "float_linear.h"
 #include "kernels.h"
+#include "output_rows.h"
 #include "simd.h"
 
 namespace {
 
 using headrace::BlockInfo;
 using headrace::kBlock;
-using headrace::kGroupRows;
 
 // ---- sums over one block: W rows (lanes), 8 quads of weights w against 32 values of x
 
@@ -218,24 +219,6 @@ struct Q6_K {  // of 256 values: scales 32; 8 times: low nibbles 256, high bit p
 
 // ---- loops
 
-// W output rows of one activation row, fewer at the end of the weight
-inline void put_rows(const headrace::Linear& a, int64_t row, int64_t m, F sum) {
-  float* out = a.out + m * a.out_stride + row;
-  if (row + W <= a.rows) {
-    if (a.bias) sum = sum + load(a.bias + row);
-    store(out, a.accumulate ? load(out) + sum : sum);
-    return;
-  }
-  float values[W];
-  store(values, sum);
-  for (int64_t i = 0; i < a.rows - row; ++i) {
-    const float value = a.bias ? values[i] + a.bias[row + i] : values[i];
-    out[i] = a.accumulate ? out[i] + value : value;
-  }
-}
-
-constexpr int64_t kFetchAhead = 4096;  // bytes; the processor's own prefetch stops at every page
-
 // V vectors of rows times C activation rows, all of K; sums stay in registers. The first tile of a group asks for the weights that follow.
 template <class Format, int V, int C>
 inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t first, bool fetch) {
@@ -294,52 +277,6 @@ void linear_of(const headrace::Linear& a, int64_t first_group, int64_t last_grou
       case 2: group_rows<Format, 2>(a, group, m, m == first); break;
       case 1: group_rows<Format, 1>(a, group, m, m == first); break;
     }
-  }
-}
-
-// ---- weights in floating point: 16 rows interleaved value by value, float32 activations, one fused multiply-add a value in order of K
-
-struct Float32 {
-  static constexpr int64_t kBytes = 64;  // of one value of 16 rows
-  static F load_rows(const uint8_t* p, int lane) { return load((const float*)p + lane); }
-};
-struct Float16 {
-  static constexpr int64_t kBytes = 32;
-  static F load_rows(const uint8_t* p, int lane) { return load_half((const uint16_t*)p + lane); }
-};
-struct BFloat16 {
-  static constexpr int64_t kBytes = 32;
-  static F load_rows(const uint8_t* p, int lane) { return load_bfloat((const uint16_t*)p + lane); }
-};
-
-template <class Format, int C>
-inline void float_tile(const headrace::Linear& a, int64_t group, int64_t first, bool fetch) {
-  constexpr int V = kGroupRows / W;
-  const uint8_t* weight = a.weight + group * a.columns * Format::kBytes;
-  const float* x = a.floats + first * a.columns;
-  F sum[V][C];
-  for (int v = 0; v < V; ++v)
-    for (int c = 0; c < C; ++c) sum[v][c] = set1(0.0f);
-  for (int64_t k = 0; k < a.columns; ++k) {
-    if (fetch) __builtin_prefetch(weight + k * Format::kBytes + kFetchAhead, 0, 2);
-    F w[V];
-    for (int v = 0; v < V; ++v) w[v] = Format::load_rows(weight + k * Format::kBytes, v * W);
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c)
-      for (int v = 0; v < V; ++v) sum[v][c] = fma(w[v], set1(x[c * a.columns + k]), sum[v][c]);
-  }
-  for (int v = 0; v < V; ++v)
-    for (int c = 0; c < C; ++c) put_rows(a, group * kGroupRows + v * W, first + c, sum[v][c]);
-}
-
-template <class Format>
-void float_linear(const headrace::Linear& a, int64_t first_group, int64_t last_group, int64_t first, int64_t last) {
-  for (int64_t group = first_group; group < last_group; ++group) {
-    int64_t m = first;
-    for (; m + 6 <= last; m += 6) float_tile<Format, 6>(a, group, m, m == first);
-    for (; m + 3 <= last; m += 3) float_tile<Format, 3>(a, group, m, m == first);
-    if (last - m == 2) float_tile<Format, 2>(a, group, m, m == first);
-    if (last - m == 1) float_tile<Format, 1>(a, group, m, m == first);
   }
 }
 

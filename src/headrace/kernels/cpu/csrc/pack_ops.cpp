@@ -121,10 +121,12 @@ Tensor embedding(const Tensor& ids, const Tensor& packed, int64_t format, int64_
   const int64_t n = ids.numel(), sizes[2] = {n, columns};
   Tensor y = new_tensor(sizes, 2, ScalarType::Float);
   float* to = static_cast<float*>(y.mutable_data_ptr());
-  for (int64_t i = 0; i < n; ++i) {
-    STD_TORCH_CHECK(0 <= id[i] && id[i] < rows, "headrace_cpu: id ", id[i], " is outside of a table with ", rows, " rows");
-    kernels().unpack_row(weight.data, format, id[i], columns, to + i * columns);
-  }
+  parallel_items(n, 32, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      STD_TORCH_CHECK(0 <= id[i] && id[i] < rows, "headrace_cpu: id ", id[i], " is outside of a table with ", rows, " rows");
+      kernels().unpack_row(weight.data, format, id[i], columns, to + i * columns);
+    }
+  });
   return y;
 }
 

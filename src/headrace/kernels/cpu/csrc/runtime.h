@@ -1,16 +1,16 @@
-// What the operators share: the kernel table in use, torch's thread pool, work space, and tensors seen as float32 rows.
+// What the operators share: the kernel table in use, threads, work space, and tensors seen as float32 rows.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 
 #include "kernels.h"
+#include "thread_pool.h"
 
 namespace headrace {
 
@@ -24,18 +24,10 @@ inline const KernelTable& kernels() {
   return *kernels_in_use;
 }
 
-// f(first, last) for pieces of [0, n) on torch's threads; who is free takes the next `grain` items.
+// f(first, last) for pieces of [0, n), on as many of our threads as torch would use; who is free takes the next `grain` items.
 template <class Function>
 void parallel_items(int64_t n, int64_t grain, const Function& f) {
-  const int64_t threads = torch::stable::get_num_threads();
-  if (threads == 1 || n <= grain) {
-    if (n > 0) f(0, n);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t i = next.fetch_add(grain); i < n; i = next.fetch_add(grain)) f(i, i + grain < n ? i + grain : n);
-  });
+  share_items(torch::stable::get_num_threads(), n, grain, f);
 }
 
 // Memory of a thread that grows and stays. One object per use; aligned to cache lines.
