@@ -91,9 +91,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.plan()
 
     @precondition(lambda self: self.engine.outstanding)
-    @rule()
-    def update(self) -> None:
-        self.engine.update()
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.2]))
+    def update(self, seconds: float) -> None:
+        self.engine.update(seconds)
 
     @rule(steps=st.integers(1, 6), ahead=st.booleans())
     def turn(self, steps: int, ahead: bool) -> None:

@@ -130,7 +130,7 @@ class Speculation:
 
     def _count_paying(self, chances: Sequence[float], num_rows: int, attended: int) -> int:
         """How many guesses of these chances, likeliest first, give the most tokens a second; 0 where none is better."""
-        if self._step_time.num_speculated < TRIALS or not self._step_time.ready:
+        if not chances or self._step_time.num_speculated < TRIALS or not self._step_time.ready:
             return len(chances)
         expected = float(num_rows)
         best, best_rate = 0, MIN_GAIN * expected / self._step_time.predict(tokens=num_rows, attended=attended, has_prefill=False)
