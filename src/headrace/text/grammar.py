@@ -24,6 +24,7 @@ MAX_GBNF_CHARACTERS = 32 * 1024  # converting is slow, and keeps other threads w
 MAX_MESSAGE = 300  # characters of the library's own words in an error
 _POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
 _LISTING = re.compile(r"\n +\d+ \| ")
+_BAD_POINTER = re.compile(r"(Pointer|Resource) '(.{1,200}?)' (does not exist|is not present)")
 _UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -105,6 +106,8 @@ def refusal(structured: StructuredOutputs, reason: str) -> InvalidRequest:
     unknown = _UNKNOWN_KEYWORDS.search(reason)
     if "oneOf constraints" in reason:
         reason = "oneOf can only be enforced where its schemas exclude each other by type or by a constant property; use anyOf"
+    if (pointer := _BAD_POINTER.search(reason)) is not None:
+        reason = f"$ref points to {pointer[2]!r}, which is not in the schema"
     if unknown is not None:
         names = ", ".join(json.loads(f"[{unknown[1]}]"))
         reason = f"the JSON schema uses {names}, which cannot be enforced; leave it out"
