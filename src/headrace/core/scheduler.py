@@ -282,7 +282,7 @@ class Scheduler:
         if row.num_speculated and self._speculation is not None:
             self._speculation.take(request, num_guessed=row.num_speculated, num_accepted=num_accepted)
             request.num_computed += num_accepted
-        num_taken, finish_reason, stop_reason = append_tokens(request, sampled.token_ids)
+        num_taken, finish_reason, stop_reason = append_tokens(request, sampled.token_ids, complete=sampled.complete)
         self._generation_tokens += num_taken
         self._roster.shares.charge(request.message.tenant, num_taken)
         if request.state is RequestState.RUNNING:
@@ -293,6 +293,7 @@ class Scheduler:
             logprobs=None if sampled.logprobs is None else sampled.logprobs[:num_taken],
             finish_reason=finish_reason,
             stop_reason=stop_reason,
+            ends_in_text=sampled.complete and stop_reason is None and request.token_ids[-1] not in request.message.eos_token_ids,
         )
         return output if finish_reason is None else self._finish(output, request)
 

@@ -11,6 +11,7 @@ from headrace.errors import ContextLengthExceeded, InvalidRequest
 from headrace.sampling_params import SamplingParams
 from headrace.server.schema import CompletionBody, GenerationBody, SamplingBody
 from headrace.server.service import LoadedModel
+from headrace.server.structured import structured_outputs
 from headrace.text.answer_events import AnswerParser
 from headrace.text.reasoning import ReasoningCounter
 
@@ -201,6 +202,7 @@ def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts:
 
 def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) -> ParsedRequest:
     params = sampling_params(body, model, max_tokens=body.max_tokens, limit_field="max_tokens", logprobs=body.logprobs)
+    params = dataclasses.replace(params, structured=structured_outputs(body))
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens must be at least 1; 0 is allowed only with echo.", param="max_tokens")

@@ -12,6 +12,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import InvalidRequest
+from headrace.server.structured import StructuredFields
 from headrace.server.unsupported import UNSUPPORTED, refuse_unsupported
 
 INT32 = 2**31 - 1
@@ -76,7 +77,7 @@ class HarmlessFields(BaseModel):
     prompt_cache_retention: str | None = None
 
 
-class GenerationBody(SamplingBody, HarmlessFields):
+class GenerationBody(SamplingBody, StructuredFields, HarmlessFields):
     """What completions and chats have in common."""
 
     n: int | None = None

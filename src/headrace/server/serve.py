@@ -120,6 +120,7 @@ class ServingProcess:
         self._config = server_config
         self._names = server_config.served_model_names or (model_name,)
         self._port = port
+        self._generator: TextGenerator | None = None
 
     async def run(self) -> int:
         self._signals = Signals()
@@ -137,6 +138,8 @@ class ServingProcess:
                 await self._client.close()  # ends what still runs with an error
                 await serving
                 self._service.close()
+                if self._generator is not None:
+                    self._generator.close()
 
     async def _until_the_end(self, serving: asyncio.Task[None]) -> int:
         loading = asyncio.create_task(self._load())
@@ -165,7 +168,7 @@ class ServingProcess:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        generator = TextGenerator(self._client, tokenizer)
+        generator = self._generator = TextGenerator(self._client, tokenizer)
         request = GenerationRequest(request_id="self-test", prompt_token_ids=(0,), params=SamplingParams(max_tokens=1, temperature=0.0))
         try:
             async for _ in generator.generate(request):

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.sampling_params import StructuredOutputs
-from headrace.text.grammar import json_rule, refusal
+from headrace.text.grammar import form_rule, json_rule, refusal
 from headrace.text.reasoning import ReasoningFormat
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_formats import ToolFormat
@@ -143,7 +142,7 @@ class _Writer:
     def form(self, structured: StructuredOutputs) -> str:
         """What holds the whole of an answer, as a part of one. Raises `InvalidRequest`."""
         try:
-            return self.rule("form", _form(structured))
+            return self.rule("form", form_rule(structured))
         except (ValueError, RecursionError) as error:
             raise refusal(structured, str(error)) from None
 
@@ -182,23 +181,3 @@ def _arguments_schema(tool: FunctionTool) -> dict[str, Any]:
     if schema.keys() <= _CLOSED_SCHEMA:
         schema["additionalProperties"] = False
     return schema
-
-
-def _form(structured: StructuredOutputs) -> str:
-    source = structured.source
-    match structured.kind:
-        case "json_object":
-            return json_rule({"type": "object"})
-        case "json_schema":
-            schema = json.loads(source)
-            if schema is True:
-                schema = {}
-            if not isinstance(schema, dict):
-                raise ValueError("a schema must be a JSON object")
-            return json_rule(schema)
-        case "regex":
-            return f"/{regex_to_lark(source, 'd')}/"
-        case "choice":
-            return " | ".join(json.dumps(text) for text in json.loads(source))
-        case "grammar":
-            return f"%lark {{\n{any_to_lark(source)}\n}}"
