@@ -5,9 +5,9 @@
 `tokens` are all tokens of the step; `attended` is the sum over its rows of tokens * context, the work of attention. The coefficients are the
 non-negative weighted least squares fit over past steps: weight 1 / seconds^2, so that relative errors count and a short decode step tells as
 much as a long prefill, and older steps fade. Real machines are not linear between a memory-bound decode step and a compute-bound
-prefill, so the ratio of measured to fitted time is followed as well, apart for steps with and without prompt tokens. A long prompt
-leaves no step without prompt tokens for many seconds, while the line bends towards the steps that there are: what a decode-only step takes is
-therefore scaled from the last ones that ran, by what the line says of both.
+prefill, so the ratio of measured to fitted time is followed as well, apart for steps with prompt tokens and with guesses. A long prompt
+leaves no step of decodes alone for many seconds, while the line bends towards the steps that there are: what such a step takes is therefore
+scaled from the last ones that ran, by what the line says of both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 FADE = 0.995  # weight of a step after one more step
 RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
@@ -25,32 +26,41 @@ GROWTH = 2  # a step with prompt tokens may be so many times as large as any bef
 _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
 
 
+_Kind = Literal["decode", "prompt", "guess"]
+
+
+def _kind(has_prefill: bool, speculates: bool) -> _Kind:
+    return "guess" if speculates else "prompt" if has_prefill else "decode"
+
+
 class StepTimeModel:
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_speculated = 0  # of them had guesses
         self._most_tokens = 0  # of a step with prompt tokens
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
         self._coefficients: list[float] | None = None  # None: to be solved again
-        self._mixed_ratio = 1.0  # measured / fitted of steps with prompt tokens
+        self._ratios: dict[_Kind, float] = {"prompt": 1.0, "guess": 1.0}
         self._decode: _Decode | None = None
 
     @property
     def ready(self) -> bool:
         return self.num_steps >= MIN_STEPS
 
-    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float) -> None:
+    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float, speculates: bool = False) -> None:
         """A step of these features took so many seconds."""
         if seconds <= 0.0 or tokens <= 0:
             return  # a clock that stood still teaches nothing
         if self.ready:
-            measured = seconds / self.predict(tokens=tokens, attended=attended, has_prefill=has_prefill)
+            kind = _kind(has_prefill, speculates)
+            measured = seconds / self.predict(tokens=tokens, attended=attended, has_prefill=has_prefill, speculates=speculates)
             # a single pause of the machine must not move it far
             measured = 1.0 + RATIO_FOLLOW * (min(max(measured, 0.5), 2.0) - 1.0)
-            if has_prefill:
-                self._mixed_ratio *= measured
+            if kind == "decode":
+                self._decode = _Decode(tokens, attended, measured * self.predict(tokens=tokens, attended=attended, has_prefill=False))
             else:
-                self._decode = _Decode(tokens, attended, self.predict(tokens=tokens, attended=attended, has_prefill=False) * measured)
+                self._ratios[kind] *= measured
         features = self._features(tokens, attended)
         weight = 1.0 / (seconds * seconds)
         for i in range(3):
@@ -59,14 +69,15 @@ class StepTimeModel:
             self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
         self._coefficients = None
         self.num_steps += 1
+        self.num_speculated += speculates
         if has_prefill:
             self._most_tokens = max(self._most_tokens, tokens)
 
-    def predict(self, *, tokens: int, attended: int, has_prefill: bool) -> float:
+    def predict(self, *, tokens: int, attended: int, has_prefill: bool, speculates: bool = False) -> float:
         """Seconds that a step of these features takes."""
-        fitted = self._fitted(tokens, attended)
-        if has_prefill:
-            return fitted * self._mixed_ratio
+        fitted, kind = self._fitted(tokens, attended), _kind(has_prefill, speculates)
+        if kind != "decode":
+            return fitted * self._ratios[kind]
         if self._decode is None:
             return fitted
         return fitted * self._decode.seconds / self._fitted(self._decode.tokens, self._decode.attended)
