@@ -104,8 +104,11 @@ async def test_blocks_become_turns(world: World):
     ]
     response = await ask(world, messages, system=[{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}])
     assert response.status_code == 200, response.text
+    calls = last_prompt(world)[len("[system]Be brief.[user]One[assistant]Two\n") :].partition("[user]")[0]
+    assert calls.startswith('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    results = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in ("42", "Error: no", ""))
     assert last_prompt(world) == (
-        "[system]Be brief.[user]One[assistant]Two[tool]42[tool]Error: no[tool][user]Three[assistant]Four[system]Five[user]Six[assistant]"
+        f"[system]Be brief.[user]One[assistant]Two\n{calls}[user]{results}\nThree[assistant]Four[system]Five[user]Six[assistant]"
     )
 
 
@@ -118,6 +121,14 @@ async def test_an_answer_that_was_begun_is_gone_on_with(world: World):
 async def test_stop_sequences_reach_the_engine(world: World):
     await ask(world, stop_sequences=["a", "b"])
     assert world.generator.requests[-1].params.stop == ("a", "b")
+
+
+async def test_the_form_of_the_text_reaches_the_engine(world: World):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    await ask(world, output_config={"format": {"type": "json_schema", "schema": schema}})
+    structured = world.generator.requests[-1].params.structured
+    assert structured is not None
+    assert (structured.kind, json.loads(structured.source), structured.param) == ("json_schema", schema, "output_config.format.schema")
 
 
 async def test_counting_is_what_an_answer_is_charged_for(world: World):
@@ -226,6 +237,8 @@ async def test_bad_messages_are_refused_by_name(world: World, messages, about):
         ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"metadata": {"a": "b"}}, "metadata.a"),
     ],
 )

@@ -106,12 +106,30 @@ async def test_an_item_of_each_kind_becomes_its_turn(world: World):
     ]
     response = await respond(world, items)
     assert response.status_code == 200, response.text
-    assert last_prompt(world) == "[system]Be brief.[user]One[assistant]Two[tool]42[assistant]No[user]Three[assistant]"
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    result = "<tool_response>\n42\n</tool_response>"
+    assert last_prompt(world) == f"[system]Be brief.[user]One[assistant]Two\n{call}[user]{result}[assistant]No[user]Three[assistant]"
     listed = (await world.http.get(f"/v1/responses/{response.json()['id']}/input_items?order=asc&limit=100")).json()
     assert [item["type"] for item in listed["data"]] == [
         *("message", "message", "reasoning", "message", "function_call", "function_call_output", "message", "message")
     ]
     assert all(item["id"] and item["status"] == "completed" for item in listed["data"])
+
+
+async def test_the_form_of_the_text_reaches_the_engine(world: World):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
+    response = (await respond(world, text={"format": form})).json()
+    assert response["text"] == {"format": form, "verbosity": "medium"}
+    structured = world.generator.requests[-1].params.structured
+    assert structured is not None
+    assert (structured.kind, json.loads(structured.source), structured.param) == ("json_schema", schema, "text.format.schema")
+    await respond(world, text={"format": {"type": "json_object"}})
+    structured = world.generator.requests[-1].params.structured
+    assert structured is not None
+    assert structured.kind == "json_object"
+    await respond(world, text={"format": {"type": "text"}})
+    assert world.generator.requests[-1].params.structured is None
 
 
 async def test_a_conversation_goes_on_from_a_stored_response(world: World):
@@ -207,6 +225,8 @@ async def test_the_oldest_items_go_where_truncation_is_auto(world: World):
     assert prompt.endswith("1919[user]Last.[assistant]")
     assert CONTEXT - 20 - 80 < len(prompt) <= CONTEXT - 20
     assert response["truncation"] == "auto"
+    listed = (await world.http.get(f"/v1/responses/{response['id']}/input_items?order=asc")).json()["data"]
+    assert prompt == "".join(f"[{item['role']}]{item['content'][0]['text']}" for item in listed) + "[assistant]"
     refused(await respond(world, "x" * CONTEXT, truncation="auto"), param="input", code="context_length_exceeded")
 
 
@@ -301,12 +321,17 @@ async def test_bad_input_is_refused_by_name(world: World, value, param):
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
+        ({"include": ["message.output_text.logprobs"], "tools": [FUNCTION]}, "include"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"truncation": "middle"}, "truncation"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "weight": 1}}}, "text.format.weight"),
         ({"tools": "weather"}, "tools"),
         ({"tools": ["weather"]}, "tools[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -318,6 +343,11 @@ async def test_bad_input_is_refused_by_name(world: World, value, param):
             {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}},
             "tool_choice.tools",
         ),
+        ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 65),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"metadata": {str(number): "v" for number in range(17)}}, "metadata"),
+        ({"user": "u" * 600}, "user"),
+        ({"tools": [{**FUNCTION, "description": "x" * 2**20}], "tool_choice": "none"}, "tools"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
         ({"messages": []}, "messages"),

@@ -14,6 +14,7 @@ from headrace.server.messages.tools import read_choice, read_tools
 from headrace.server.parse import ParsedRequest, Prompt, fit, sampling_params
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
+from headrace.server.structured import json_schema_format
 from headrace.server.unsupported import refuse_unsupported
 
 FIELDS = TurnFields(
@@ -32,12 +33,12 @@ def parse_message(data: bytes, service: Service, model: LoadedModel) -> ParsedRe
     params = sampling_params(body, model, max_tokens=body.max_tokens, limit_field="max_tokens", logprobs=None)
     stops = stop_sequences(body)
     turn = make_turn(body, model, bounded=True)
-    params = dataclasses.replace(params, stop=stops, structured=turn.structured)
+    params = dataclasses.replace(turn.apply(params), stop=stops)
     fitted = fit(turn.prompt_token_ids, params, model, default=None, limit_field="max_tokens", prompt_field="messages")
     return ParsedRequest(
         model=name,
         prompt_field="messages",
-        prompts=(Prompt(token_ids=turn.prompt_token_ids, params=fitted, new_parser=turn.new_parser),),
+        prompts=(Prompt(token_ids=turn.prompt_token_ids, params=fitted, new_parser=turn.new_parser, new_counter=turn.new_counter),),
         n=1,
         stream=bool(body.stream),
         include_usage=True,
@@ -90,23 +91,18 @@ def make_turn(body: ConversationBody, model: LoadedModel, *, bounded: bool) -> C
 
 def output_form(body: ConversationBody) -> StructuredOutputs | None:
     """The form that `output_config.format` asks for."""
-    if body.output_config is None or body.output_config.format is None:
-        return None
-    raise InvalidRequest(
-        "output_config.format: structured output is not supported by this version; leave it out.",
-        param="output_config.format",
-        code="unsupported_value",
-    )
+    form = body.output_config.format if body.output_config is not None else None
+    return None if form is None else json_schema_format({"schema": form.form_schema}, "output_config.format")
 
 
-def reasoning_options(body: ConversationBody) -> ReasoningOptions | None:
+def reasoning_options(body: ConversationBody) -> ReasoningOptions:
     """Without `thinking` there is none in the answer: clients that did not ask for it take the first block for the text."""
     effort = body.output_config.effort if body.output_config is not None else None
     thinking = body.thinking
     if thinking is None or thinking.type == "disabled":
         if effort is not None:
             raise InvalidRequest("output_config.effort is allowed only together with thinking.", param="output_config.effort")
-        return None
+        return ReasoningOptions(include=False, effort="none")
     if (thinking.budget_tokens is not None) != (thinking.type == "enabled"):
         raise InvalidRequest("thinking.budget_tokens is required with type enabled, and allowed with no other type.", param="thinking.budget_tokens")
     return ReasoningOptions(budget=thinking.budget_tokens, effort=effort)

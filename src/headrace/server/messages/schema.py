@@ -31,9 +31,14 @@ class Thinking(Strict):
     display: None = None
 
 
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    form_schema: dict[str, Any] = Field(alias="schema")  # `schema` is a method of pydantic's models
+
+
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh"] | None = None
-    format: dict[str, Any] | None = None
+    format: OutputFormat | None = None
 
 
 class ConversationBody(Body):
@@ -80,7 +85,7 @@ class Block(Strict):
 class TextBlock(Block):
     type: Literal["text"]
     text: str
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: list[Any] | None = None  # of an answer that comes back; templates have no place for them
 
 
 class ThinkingBlock(Strict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from headrace.server.responses.store import ResponseStore
 from headrace.server.responses.tools import read_choice, read_tools
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
+from headrace.server.structured import json_schema_format, response_format
 from headrace.server.unsupported import refuse_unsupported
 
 FIELDS = TurnFields(
@@ -37,7 +37,7 @@ class ParsedResponse(ParsedRequest):
 
     body: ResponseBody
     tenant: str
-    input_items: list[dict[str, Any]]  # all that the model was given, those of earlier responses first
+    input_items: list[dict[str, Any]]  # all that the model is given, those of earlier responses first
     store: bool
     background: bool
 
@@ -52,12 +52,14 @@ def parse_response(data: bytes, service: Service, model: LoadedModel, store: Res
     logprobs = answer_logprobs(body)
     params = sampling_params(body, model, max_tokens=body.max_output_tokens, limit_field="max_output_tokens", logprobs=logprobs)
     items = all_items(body, store, tenant)
-    ids, turn = fitting_turn(body, items, model, room=body.max_output_tokens or 1)
+    items, turn = fitting_turn(body, items, model, room=body.max_output_tokens or 1)
+    ids = turn.prompt_token_ids
+    body.input = None  # a large one is not kept while the answer is made
     fitted = fit(ids, params, model, default=None, limit_field="max_output_tokens", prompt_field="input")
     return ParsedResponse(
         model=name,
         prompt_field="input",
-        prompts=(Prompt(token_ids=ids, params=dataclasses.replace(fitted, structured=turn.structured), new_parser=turn.new_parser),),
+        prompts=(Prompt(token_ids=ids, params=turn.apply(fitted), new_parser=turn.new_parser, new_counter=turn.new_counter),),
         n=1,
         stream=bool(body.stream),
         include_usage=True,
@@ -93,6 +95,12 @@ def check_together(body: ResponseBody) -> None:
         raise InvalidRequest("max_output_tokens must be at least 1.", param="max_output_tokens")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is allowed only together with stream: true.", param="stream_options")
+    if LOGPROBS in (body.include or ()) and body.tools and body.tool_choice != "none":
+        raise InvalidRequest(
+            f"include: {LOGPROBS} is not supported together with tools; leave one of them out, or set tool_choice to none.",
+            param="include",
+            code="unsupported_value",
+        )
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later.", param="background")
     if body.background and body.stream:
@@ -139,13 +147,13 @@ def all_items(body: InputBody, store: ResponseStore, tenant: str) -> list[dict[s
 
 
 def text_form(body: InputBody) -> StructuredOutputs | None:
-    """The form that `text.format` asks for."""
+    """The form that `text.format` asks for; its schema stands one level higher than in a chat's `response_format`."""
     form = body.text.format if body.text is not None else None
-    if form in (None, {"type": "text"}):
+    if form is None:
         return None
-    raise InvalidRequest(
-        'text.format: structured output is not supported by this version; use {"type": "text"}.', param="text.format", code="unsupported_value"
-    )
+    if form.get("type") == "json_schema":
+        return json_schema_format({name: value for name, value in form.items() if name != "type"}, "text.format")
+    return response_format(form, "text.format")
 
 
 def make_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, bounded: bool) -> ChatTurn:
@@ -165,19 +173,18 @@ def make_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, 
     )
 
 
-def fitting_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, room: int) -> tuple[tuple[int, ...], ChatTurn]:
-    """The turn; where truncation is auto, without as many of the oldest items as must go.
+def fitting_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, room: int) -> tuple[list[dict[str, Any]], ChatTurn]:
+    """The items that the model is given, and their turn; where truncation is auto, as many of the oldest items are dropped as must go.
 
     System and developer messages stay, and so does all from the last user message on.
     """
     if body.truncation != "auto":
-        turn = make_turn(body, items, model, bounded=True)
-        return turn.prompt_token_ids, turn
+        return items, make_turn(body, items, model, bounded=True)
     most = model.info.max_model_len - room
     asked = [index for index, item in enumerate(items) if item.get("role") == "user"]
     droppable = [index for index in range(asked[-1] if asked else 0) if items[index].get("role") not in ("system", "developer")]
 
-    def without(count: int) -> ChatTurn | None:
+    def without(count: int) -> tuple[list[dict[str, Any]], ChatTurn] | None:
         dropped = set(droppable[:count])
         kept = [item for index, item in enumerate(items) if index not in dropped]
         calls = {item["call_id"] for item in kept if item["type"] == "function_call"}
@@ -186,14 +193,13 @@ def fitting_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedMode
             turn = make_turn(body, kept, model, bounded=True)
         except ContextLengthExceeded:
             return None
-        return turn if len(turn.prompt_token_ids) <= most else None
+        return (kept, turn) if len(turn.prompt_token_ids) <= most else None
 
     fitting = without(0)
     if fitting is None:
         least = bisect_left(range(1, len(droppable)), True, key=lambda count: without(count) is not None) + 1
         fitting = without(least)
-    turn = fitting or make_turn(body, items, model, bounded=True)  # where nothing fits, the error has the numbers of the whole
-    return turn.prompt_token_ids, turn
+    return fitting or (items, make_turn(body, items, model, bounded=True))  # where nothing fits, the error has the numbers of the whole
 
 
 def new_response(request: ParsedResponse, header: Header) -> dict[str, Any]:
