@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.cli.main import build_parser
 from headrace.cli.options import SERVE_GROUPS
 from headrace.observe.metrics import Metrics
-from headrace.server import app, schema
+from headrace.server import app, routes_batches, routes_files, schema
 from headrace.server.unsupported import UNSUPPORTED
 from tests.docs.markdown import PAGES, ROOT, blocks, commands
 
