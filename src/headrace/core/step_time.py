@@ -5,12 +5,13 @@
 `tokens` are all tokens of the step; `attended` is the sum over its rows of tokens * context, the work of attention. The coefficients are the
 non-negative weighted least squares fit over past steps: weight 1 / seconds^2, so that relative errors count and a short decode step tells as
 much as a long prefill, and older steps fade. Real machines are not linear between a memory-bound decode step and a compute-bound
-prefill, so the ratio of measured to fitted time is followed as well, apart for steps with and without prompt tokens.
+prefill, so the ratio of measured to fitted time is followed as well, apart for steps of decodes, with prompt tokens, and with guesses.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Literal
 
 FADE = 0.995  # weight of a step after one more step
 RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
@@ -21,28 +22,37 @@ GROWTH = 2  # a step with prompt tokens may be so many times as large as any bef
 _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
 
 
+_Kind = Literal["decode", "prompt", "guess"]
+
+
+def _kind(has_prefill: bool, speculates: bool) -> _Kind:
+    return "guess" if speculates else "prompt" if has_prefill else "decode"
+
+
 class StepTimeModel:
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_speculated = 0  # of them had guesses
         self._most_tokens = 0  # of a step with prompt tokens
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
         self._coefficients: list[float] | None = None  # None: to be solved again
-        self._ratios = {False: 1.0, True: 1.0}  # by "has prompt tokens"
+        self._ratios: dict[_Kind, float] = {"decode": 1.0, "prompt": 1.0, "guess": 1.0}
 
     @property
     def ready(self) -> bool:
         return self.num_steps >= MIN_STEPS
 
-    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float) -> None:
+    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float, speculates: bool = False) -> None:
         """A step of these features took so many seconds."""
         if seconds <= 0.0 or tokens <= 0:
             return  # a clock that stood still teaches nothing
         if self.ready:
-            known = self._ratios[has_prefill]
+            kind = _kind(has_prefill, speculates)
+            known = self._ratios[kind]
             ratio = seconds / max(self._fitted(tokens, attended), 1e-9)
             # a single pause of the machine must not move it far
-            self._ratios[has_prefill] += RATIO_FOLLOW * (min(max(ratio, known / 2), known * 2) - known)
+            self._ratios[kind] += RATIO_FOLLOW * (min(max(ratio, known / 2), known * 2) - known)
         features = self._features(tokens, attended)
         weight = 1.0 / (seconds * seconds)
         for i in range(3):
@@ -51,12 +61,13 @@ class StepTimeModel:
             self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
         self._coefficients = None
         self.num_steps += 1
+        self.num_speculated += speculates
         if has_prefill:
             self._most_tokens = max(self._most_tokens, tokens)
 
-    def predict(self, *, tokens: int, attended: int, has_prefill: bool) -> float:
+    def predict(self, *, tokens: int, attended: int, has_prefill: bool, speculates: bool = False) -> float:
         """Seconds that a step of these features takes."""
-        return self._fitted(tokens, attended) * self._ratios[has_prefill]
+        return self._fitted(tokens, attended) * self._ratios[_kind(has_prefill, speculates)]
 
     def prefill_chunk(
         self, *, decode_tokens: int, decode_attended: int, num_prompts: int, context: int, limit: int, floor: int, target_s: float | None
