@@ -268,7 +268,8 @@ async def test_a_schema_that_no_grammar_can_hold_names_its_tool(world: World) ->
 @pytest.mark.parametrize(("depth", "param"), [(150, "tools"), (5000, None)])  # the second is no body that is read at all
 @pytest.mark.parametrize("choice", ["auto", "required"])
 async def test_schemas_without_end_are_refused(world: World, depth: int, param: str | None, choice: str) -> None:
-    tools = '[{"type": "function", "function": {"name": "f", "parameters": %s{}%s}}]' % ('{"items": ' * depth, "}" * depth)
+    schema = '{"items": ' * depth + "{}" + "}" * depth
+    tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]'
     body = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "tool_choice": "{choice}", "tools": {tools}}}'
     refused(await world.http.post("/v1/chat/completions", content=body), param=param)
 
