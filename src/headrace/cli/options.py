@@ -102,6 +102,13 @@ SCHEDULER_OPTIONS = (
     ),
     _engine("async-scheduling", values.boolean, "plan the next step while this one runs"),
     _engine(
+        "speculative-config",
+        values.speculative_config,
+        "guess tokens that stood in the prompt or the answer before: JSON with method (ngram), num_speculative_tokens (4), prompt_lookup_max (4), "
+        "prompt_lookup_min (2); answers stay the same; default: off",
+        metavar="JSON",
+    ),
+    _engine(
         "step-timeout", values.seconds, "a step that takes longer is stuck, and the engine is restarted", field="step_timeout_s", metavar="SECONDS"
     ),
     _engine("runner-factory", str, "package.module:function that makes another runner, for tests and simulation", metavar="NAME"),

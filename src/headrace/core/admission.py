@@ -155,8 +155,11 @@ class Admission:
 
 
 def _can_fork(parent: Request, draft: PlanDraft) -> bool:
-    """Whether plans before this one fill the parent's prompt blocks; copies run before rows, and only from blocks that nothing copies to."""
+    """Whether plans before this one fill the parent's prompt blocks; copies run before rows, and only from blocks that nothing copies to.
+
+    A parent that is computed again after a preemption gets more of its row after this, and must not find the block to copy from shared.
+    """
     if parent.state is not RequestState.RUNNING or parent.num_computed < parent.num_prompt or parent.admitted_step == draft.step_id:
         return False
     row = draft.rows.get(parent)
-    return row is None or row.start >= parent.num_prompt - 1
+    return parent.num_remaining <= 1 if row is None else row.sample and row.start >= parent.num_prompt - 1

@@ -6,13 +6,15 @@ longer than theirs alone; else a step of it is short, so that whoever comes next
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.config import SchedulerConfig
-from headrace.core.admission import RESERVE_SHARE
+from headrace.core.admission import RESERVE_SHARE, Admission
 from headrace.core.draft import PlanDraft
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import MIN_PREFILL_CHUNK
 from headrace.core.preemption import Preemption
-from headrace.core.request import Request
+from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
 from headrace.core.step_time import StepTimeModel
 
@@ -21,12 +23,20 @@ STEP_S = 0.05  # a step of background rows alone
 
 
 class Background:
-    def __init__(self, config: SchedulerConfig, roster: Roster, kv: KVManager, preemption: Preemption, step_time: StepTimeModel) -> None:
+    def __init__(
+        self, config: SchedulerConfig, roster: Roster, kv: KVManager, preemption: Preemption, admission: Admission, step_time: StepTimeModel
+    ) -> None:
         self._config = config
         self._roster = roster
         self._kv = kv
         self._preemption = preemption
+        self._admission = admission
         self._step_time = step_time
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is background work and nothing else."""
+        return bool(len(self._roster)) and not self._roster.num_foreground
 
     def make_way(self, draft: PlanDraft) -> bool:
         """Preempt background requests, the youngest first, until all others that wait find slots and blocks. True if any had to go."""
@@ -49,7 +59,31 @@ class Background:
         reserve = min(len(self._roster.running), self._kv.pool.num_blocks // RESERVE_SHARE)
         return self._roster.num_free_slots >= num_slots and self._kv.pool.num_free >= num_blocks + reserve
 
-    def tokens(self, draft: PlanDraft) -> int:
+    def plan(
+        self,
+        draft: PlanDraft,
+        *,
+        may_start: bool,
+        plan_decode: Callable[[Request, PlanDraft], None],
+        schedule: Callable[[Request, int, PlanDraft], None],
+    ) -> None:
+        """Add rows of background requests to a draft that holds all rows of others. Starts come after decodes: they may copy from their blocks."""
+        if len(self._roster) == self._roster.num_foreground:
+            return
+        budget = self._tokens(draft)
+        for request in [request for request in self._roster.running if request.background and request.num_remaining == 1]:
+            if budget and request.state is RequestState.RUNNING:  # not preempted for one before it
+                plan_decode(request, draft)
+                budget -= 1
+        if may_start and not draft.has_preempted:
+            self._admission.start_waiting(draft, background=True)
+        for request in self._prompts(draft):
+            num_tokens = min(request.num_remaining, budget)
+            if num_tokens:
+                schedule(request, num_tokens, draft)
+                budget -= num_tokens
+
+    def _tokens(self, draft: PlanDraft) -> int:
         """How many tokens of background requests may join the draft, which holds all rows of others."""
         attended = sum(row.num_tokens * (row.start + row.num_tokens) for row in draft.rows.values())
         beside = bool(draft.rows)
@@ -68,11 +102,7 @@ class Background:
             target_s=target,
         )
 
-    def decodes(self) -> list[Request]:
-        """Running background requests with one position to compute, from old to young."""
-        return [request for request in self._roster.running if request.background and request.num_remaining == 1]
-
-    def prompts(self, draft: PlanDraft) -> list[Request]:
+    def _prompts(self, draft: PlanDraft) -> list[Request]:
         """Running background requests with more to compute, or that have just started."""
         rest = [request for request in self._roster.running if request.background and request not in draft.rows]
         return [request for request in rest if request.num_remaining > 1 or (request.num_remaining == 1 and request.admitted_step == draft.step_id)]

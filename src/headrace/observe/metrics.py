@@ -54,6 +54,10 @@ class Stats(Protocol):
     preemptions_recompute_total: int
     preemptions_swap_total: int
     recomputed_tokens_total: int
+    spec_drafts_total: int
+    spec_draft_tokens_total: int
+    spec_accepted_tokens_total: int
+    spec_rejected_tokens_total: int
 
 
 def harmless(record: Callable[Concatenate[Metrics, Parameters], None]) -> Callable[Concatenate[Metrics, Parameters], None]:
@@ -228,6 +232,10 @@ class EngineTotals(Collector):
         ("prefix_cache_queries", "prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache."),
         ("prefix_cache_hits", "prefix_hit_tokens_total", "Prompt tokens found in the prefix cache."),
         ("recomputed_tokens", "recomputed_tokens_total", "Tokens computed again after a preemption."),
+        ("spec_decode_num_drafts", "spec_drafts_total", "Times that tokens of a request were guessed."),
+        ("spec_decode_num_draft_tokens", "spec_draft_tokens_total", "Tokens guessed."),
+        ("spec_decode_num_accepted_tokens", "spec_accepted_tokens_total", "Tokens guessed rightly."),
+        ("spec_decode_num_rejected_tokens", "spec_rejected_tokens_total", "Tokens guessed wrongly."),
     )
 
     def __init__(self, model_name: str) -> None:
