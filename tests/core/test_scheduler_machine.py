@@ -47,6 +47,7 @@ fields = st.fixed_dictionaries(
         "eos_token_ids": st.sampled_from([(), (1, 2, 3)]),
         "stop_token_ids": st.sampled_from([(), (4,)]),
         "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        "background": st.sampled_from([False, False, True]),
     }
 )
 

@@ -204,7 +204,7 @@ def test_a_budget_ends_the_reasoning(tokenizer: Tokenizer, library: LLTokenizer)
     for text in ("<think>abcd</think>Hi", "Hi", "<think>abc"):
         assert not holds(library, tokenizer, turn, text), text
     assert holds(library, tokenizer, turn_of(model, reasoning=ReasoningOptions(budget=0)), "<think></think>Hi")
-    assert turn_of(model, reasoning=ReasoningOptions(budget=10**6)).structured is None
+    assert turn_of(model, reasoning=ReasoningOptions(budget=8192)).structured is None  # the context ends it before
     low = turn_of(model, reasoning=ReasoningOptions(effort="low"))
     assert low.structured is not None
     assert "{0,1024}" in low.structured.source

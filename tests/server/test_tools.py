@@ -265,6 +265,15 @@ async def test_a_schema_that_no_grammar_can_hold_names_its_tool(world: World) ->
     refused(await world.chat(tools=tools, tool_choice="required"), param="tools[1].function.parameters")
 
 
+@pytest.mark.parametrize(("depth", "param"), [(150, "tools"), (5000, None)])  # the second is no body that is read at all
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_schemas_without_end_are_refused(world: World, depth: int, param: str | None, choice: str) -> None:
+    schema = '{"items": ' * depth + "{}" + "}" * depth
+    tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]'
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "tool_choice": "{choice}", "tools": {tools}}}'
+    refused(await world.http.post("/v1/chat/completions", content=body), param=param)
+
+
 async def test_a_keyword_that_no_grammar_can_hold_names_its_tool(world: World) -> None:
     tools = [CLOCK, WEATHER, tool(parameters={"properties": {"a": {"not": {"type": "string"}}}})]
     checker = GrammarChecker(world.tokenizer)

@@ -140,6 +140,13 @@ SERVER_OPTIONS = (
     _server("body-timeout", values.seconds, "seconds a client may take to send its request", metavar="SECONDS"),
     _server("max-restarts", values.count, "engine restarts within ten minutes before the process gives up"),
     _server(
+        "batch-dir",
+        str,
+        "folder of files and batches, one server's own; default: batches/MODEL-PORT under $HEADRACE_HOME, made when it is needed",
+        metavar="FOLDER",
+    ),
+    _server("max-file-size", values.size, "largest file that /v1/files takes", field="max_file_bytes", metavar="SIZE"),
+    _server(
         "pooling",
         str,
         "what an embedding is made of: the hidden state of the last token, or the mean of all",

@@ -65,15 +65,15 @@ class Admission:
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
 
-    def start_waiting(self, draft: PlanDraft) -> dict[int, int]:
-        """Start what may start now: preempted requests from the oldest on, then the queue in its order.
+    def start_waiting(self, draft: PlanDraft, *, background: bool) -> dict[int, int]:
+        """Start what may start now: preempted requests from the oldest on, then the queue in its order. `background`: such requests too.
 
         Returns, for requests that compute a prefix others wait for, by the id() of their block table, how many tokens from the start those want.
         """
         wanted: dict[int, int] = {}
         for request in self._candidates():
-            if not self._roster.num_free_slots:
-                break
+            if not self._roster.num_free_slots or (request.background and not background):
+                break  # background requests come after all others
             outcome = self._try_start(request, draft)
             if outcome is _Outcome.NO_ROOM:
                 break

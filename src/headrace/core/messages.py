@@ -29,6 +29,7 @@ class AddRequest:
     cache_salt: str | None = None  # prefix blocks are found only under the salt they were stored with
     session_id: str | None = None  # keeps the conversation's blocks under a lease after the end
     fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
+    background: bool = False  # nobody waits for it: it runs in what others leave, after every priority
     pooling: Pooling | None = None  # the prompt's vector is asked for and no token (params.max_tokens is 0)
 
 

@@ -10,7 +10,8 @@ One plan, in this order:
 2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted.
 3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
    inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
-4. In a step of decodes alone guesses may join their rows (`speculation`). How many tokens such a step gives is known with its result, and
+4. Background requests, which all others go before, get what is left of the step's time (`background`).
+5. In a step of decodes alone guesses may join their rows (`speculation`). How many tokens such a step gives is known with its result, and
    what to guess with the one before: so there is no plan ahead of a result that guesses wait for.
 """
 
@@ -21,6 +22,7 @@ from collections import deque
 
 from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
+from headrace.core.background import Background
 from headrace.core.draft import PlanDraft, PlannedStep
 from headrace.core.failure import damage_of
 from headrace.core.kv_manager import KVManager
@@ -56,6 +58,7 @@ class Scheduler:
         self._roster = Roster(config.max_num_seqs)
         self._admission = Admission(config, self._roster, self._kv)
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
+        self._background = Background(config, self._roster, self._kv, self._preemption, self._admission, self.step_time)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self._deadlines: dict[Request, float] = {}  # of live requests that have one
@@ -81,7 +84,7 @@ class Scheduler:
         if message.deadline is not None and message.deadline <= now:
             return refusal(message.request_id, "deadline_exceeded", "The deadline passed before the request could start.")
         in_group = message.fork_of is not None and (message.fork_of in self._roster or message.fork_of in self._last_ended)
-        if not in_group and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
+        if not in_group and not message.background and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
             text = f"The queue is full ({self.config.max_num_queued_reqs} requests wait); try again in {self.retry_after()} s."
             return refusal(message.request_id, "queue_full", text)
         seq = self._next_seq
@@ -92,7 +95,7 @@ class Scheduler:
             rank=rank(message, seq, self.config.scheduling_policy),
             queue_key=queue_key(message, seq, self.config.scheduling_policy),
             max_total_tokens=max_total_tokens(message, self.config),
-            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None),
+            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None, background=message.background),
             in_group=in_group,
         )
         self._roster.add(request)
@@ -120,13 +123,15 @@ class Scheduler:
         """The next step, or None where nothing can run before a result is in. At most two plans may be without a result."""
         assert len(self._planned) < 2, "two plans are without a result"
         self._expire(now)
-        if self._planned and self._awaits_tokens():
+        if self._planned and (self._awaits_tokens() or self._background.is_alone):
             return None
         self._kv.begin_plan(now)
         draft = PlanDraft(step_id=self._next_step_id)
         if self.config.enable_chunked_prefill:
+            made_way = self._background.make_way(draft)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
+            self._background.plan(draft, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
         else:
             if not self._decoded_last:
                 self._plan_decodes(draft)
@@ -155,16 +160,25 @@ class Scheduler:
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         for request in tuple(self._roster.running):
-            if request.state is RequestState.RUNNING and request.num_remaining == 1 and self._preemption.grow(request, draft):
-                draft.decode_attended += request.num_computed + 1
-                self._schedule(request, 1, draft)
-        draft.num_decode_tokens = draft.num_tokens
+            if request.state is RequestState.RUNNING and request.num_remaining == 1 and not self._comes_last(request):
+                self._plan_decode(request, draft)
+
+    def _plan_decode(self, request: Request, draft: PlanDraft) -> None:
+        if self._preemption.grow(request, draft):
+            draft.decode_attended += request.num_computed + 1
+            self._schedule(request, 1, draft)
+            draft.num_decode_tokens += 1
+
+    def _comes_last(self, request: Request) -> bool:
+        """Whether the request is planned by `_plan_background`. Without chunked prefill its class alone orders it."""
+        return request.background and self.config.enable_chunked_prefill
 
     def _plan_prompts(self, draft: PlanDraft) -> None:
         budget: int | None = None
         while True:
-            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft)
-            requests = [request for request in self._roster.running if self._is_prompt(request, draft)]
+            starts_background = not self.config.enable_chunked_prefill
+            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft, background=starts_background)
+            requests = [request for request in self._roster.running if self._is_prompt(request, draft) and not self._comes_last(request)]
             if not requests:
                 return
             first_pass = budget is None

@@ -91,9 +91,10 @@ def prepare_turn(
         raise InvalidRequest(f"{param} cannot be used: {error}.", param=param) from None
     if grammar is not None:
         origins = [(arguments_rule(index), fields.tool_parameters.format(index)) for index in (calling.tools if calling else ())]
-        if structured is not None:
-            origins.append((FORM_RULE, structured.param))
         param = fields.tools if calling is not None else fields.budget
+        if structured is not None:
+            param = structured.param
+            origins.append((FORM_RULE, param))
         structured = StructuredOutputs(kind="grammar", source=grammar, param=param, rule_params=tuple(origins))
     names = frozenset(tool.name for tool in tools)
 
