@@ -16,7 +16,8 @@ class EngineConfig:
 
     model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
     dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
-    quantization: Literal["none", "gguf"] | None = None  # gguf: weights of a GGUF file stay in their blocks (CPU); else they are dequantised to dtype
+    # gguf: weights of a GGUF file stay in their blocks, on CPU; none: they are dequantised to dtype; None: gguf on CPU with dtype auto, else none
+    quantization: Literal["none", "gguf"] | None = None
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64

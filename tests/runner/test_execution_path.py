@@ -1,4 +1,4 @@
-"""`--quantization gguf`: what serves, what is said where it can't, what is refused."""
+"""What serves a GGUF file with which flags, what is said where that can't be, what is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_packed_weights_serve(config: EngineConfig) -> None:
     info = runner.info(0.0)
     assert info.path == f"eager, packed GGUF weights ({kernels.isa})"
     assert info.dtype == "float32"
-    assert info.weight_bytes < ModelRunner(replace(config, quantization=None)).info(0.0).weight_bytes / 3
+    assert info.weight_bytes < ModelRunner(replace(config, quantization="none")).info(0.0).weight_bytes / 3
     assert served_ids(runner) == expected_ids(config, packed=True)
     assert served_ids(ModelRunner(replace(config, deterministic=True))) == expected_ids(config, packed=True)
     runner.close()
@@ -63,7 +63,7 @@ def test_without_kernels_the_weights_are_dequantised_and_it_is_said(
     monkeypatch.undo()
     cpu.load()
     assert runner.info(0.0).path == "eager, dequantised GGUF weights (no CPU kernels)"
-    assert f"--quantization gguf: {ISA_VARIABLE} is off. The weights are dequantised instead" in caplog.text
+    assert f"no kernels for GGUF blocks: {ISA_VARIABLE} is off. The weights are dequantised" in caplog.text
     assert served_ids(runner) == expected_ids(config, packed=False)
 
 
@@ -78,4 +78,28 @@ def test_what_cannot_go_with_it(config: EngineConfig, tmp_path: Path) -> None:
             choose_path(replace(config, **changes), torch.device(device), dtype)
     with pytest.raises(ConfigError, match="use none or gguf"):
         replace(config, quantization="int4")
-    assert choose_path(replace(config, quantization="none"), torch.device("cpu"), torch.float32).name == "eager"
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "packed"),
+    [
+        ({}, "cpu", True),
+        ({"quantization": "gguf", "dtype": "float32"}, "cpu", True),
+        ({"quantization": "none"}, "cpu", False),
+        ({"dtype": "float32"}, "cpu", False),
+        ({"dtype": "bfloat16"}, "cpu", False),
+        ({}, "cuda", False),
+    ],
+)
+def test_what_serves_a_gguf_file(config: EngineConfig, changes: dict[str, str], device: str, packed: bool) -> None:
+    """By default its own blocks on CPU; a dtype asks for weights in that dtype."""
+    if packed and cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    config = replace(config, quantization=None)
+    dtype = torch.bfloat16 if changes.get("dtype") == "bfloat16" else torch.float32
+    assert choose_path(replace(config, **changes), torch.device(device), dtype).packed is packed
+
+
+def test_a_directory_is_served_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    assert not choose_path(replace(config, model=str(tmp_path), quantization=None), torch.device("cpu"), torch.float32).packed

@@ -50,7 +50,8 @@ MODEL_OPTIONS = (
     _engine(
         "quantization",
         values.quantization,
-        "gguf: compute with the blocks of a GGUF file as they are, on CPU; none: dequantise them to --dtype when they are loaded; default: none",
+        "gguf: compute with the blocks of a GGUF file as they are, on CPU; none: dequantise them to --dtype when they are loaded; "
+        "default: gguf on CPU where --dtype is auto, else none",
         metavar="KIND",
     ),
     _engine("max-model-len", values.count_or_auto, "most tokens of prompt and answer together; 8k is 8000, 8K is 8192; auto: the model's own limit"),

@@ -23,13 +23,17 @@ class ExecutionPath:
 
 
 def choose_path(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ExecutionPath:
-    """With `--quantization gguf` the kernels are built, once a machine, and loaded; where that isn't possible a warning says why.
+    """A GGUF file on CPU is served from its own blocks unless `--quantization none` or a `--dtype` says otherwise.
 
-    Raises `ConfigError` where the model or the other flags can't go with it.
+    The kernels are built, once a machine, and loaded; where that isn't possible a warning says why. Raises `ConfigError` where the model or
+    the other flags can't go with `--quantization gguf`.
     """
-    if config.quantization != "gguf":
+    is_gguf = find_gguf(Path(config.model)) is not None
+    if config.quantization is None and not (is_gguf and device.type == "cpu" and config.dtype == "auto"):
         return ExecutionPath(name="eager", packed=False)
-    if find_gguf(Path(config.model)) is None:
+    if config.quantization == "none":
+        return ExecutionPath(name="eager", packed=False)
+    if not is_gguf:
         raise ConfigError(f"--quantization gguf is for GGUF files, and {config.model} is a Hugging Face directory; leave the flag out.")
     if device.type != "cpu":
         raise ConfigError(f"--quantization gguf computes on CPU, not on {device}; use --quantization none or --device cpu.")
@@ -37,6 +41,6 @@ def choose_path(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
         raise ConfigError(f"--quantization gguf computes in float32, not in {config.dtype}; leave --dtype at auto.")
     kernels = cpu.load()
     if kernels is None:
-        logger.warning("--quantization gguf: %s. The weights are dequantised instead, which takes more memory and time.", cpu.reason())
+        logger.warning("no kernels for GGUF blocks: %s. The weights are dequantised, which takes more memory and time.", cpu.reason())
         return ExecutionPath(name="eager, dequantised GGUF weights (no CPU kernels)", packed=False)
     return ExecutionPath(name=f"eager, packed GGUF weights ({kernels.isa})", packed=True)

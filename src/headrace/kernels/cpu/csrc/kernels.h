@@ -17,13 +17,15 @@ enum Format : int64_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ4_0 = 2, kQ4_1 = 3, kQ
 constexpr int64_t kGroupRows = 16;  // output rows that lie interleaved in a packed weight
 constexpr int64_t kBlock = 32;      // values of an activation that share a scale
 
-// Of 32 quantised values q of one activation row: x ~ q * scale.
+// Of 32 quantised values of one activation row: x ~ scale * (q[0] + q[1] / kFineSteps), two times 32 bytes that lie one after the other.
 struct BlockInfo {
   float scale;
-  float scaled_sum;      // scale * sum(q)
-  int32_t sum;           // sum(q)
-  int16_t half_sums[2];  // sum(q[0:16]), sum(q[16:32])
+  float scaled_sum;         // of x as it is quantised
+  int32_t fine;             // 0: q[1] is all zeros
+  int32_t sums[2];          // sum(q[0]), sum(q[1])
+  int16_t half_sums[2][2];  // of the first and the last 16 values of q[0], and of q[1]
 };
+constexpr int kFineSteps = 254;  // so q[1] stays within -127 .. 127
 
 struct Linear {
   const uint8_t* weight;  // packed, see linear.h
@@ -31,7 +33,7 @@ struct Linear {
   int64_t rows;           // N
   int64_t columns;        // K, a multiple of the format's block
   const float* floats;    // [M, K], for weights in floating point
-  const int8_t* x;        // [M, K] quantised, for the others
+  const int8_t* x;        // [M, K / 32, 2, 32] quantised, for the others
   const BlockInfo* info;  // [M, K / 32]
   const float* bias;      // [N] or null
   float* out;             // [M, out_stride]
@@ -55,7 +57,7 @@ struct Attention {
 
 struct KernelTable {
   const char* name;
-  // floats [M, K] -> int8 [M, K], info [M, K / 32]
+  // floats [M, K] -> int8 [M, K / 32, 2, 32], info [M, K / 32]
   void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info);
   // rows of groups [first_group, last_group) for activation rows [first, last)
   void (*linear)(const Linear& args, int64_t first_group, int64_t last_group, int64_t first, int64_t last);

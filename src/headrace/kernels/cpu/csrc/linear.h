@@ -101,7 +101,7 @@ inline I dot_half(const B* w, const int8_t* x) {
 #else
 
 template <class T>
-inline I dot_quads(const B* w, const int8_t* x, int quads) {
+__attribute__((noinline)) I dot_quads(const B* w, const int8_t* x, int quads) {
   I sum = int_set1(0);
   for (int j = 0; j < quads; ++j) {
     T bytes[sizeof(B)];
@@ -140,9 +140,8 @@ struct Q4_0 {  // nibbles 256, scales 32: (value - 8) * scale
     load_nibbles(base, lane, w);
     scale = load_scales(base + 256, lane);
   }
-  inline F add(F sum, const int8_t* x, const BlockInfo& info) const {
-    return fma(to_f(int_sub(dot_nibbles(w, x), int_set1(8 * info.sum))), scale * set1(info.scale), sum);
-  }
+  inline I dot(const int8_t* x, int32_t sum, const int16_t*) const { return int_sub(dot_nibbles(w, x), int_set1(8 * sum)); }
+  inline F add(F sum, F product, const BlockInfo& info) const { return fma(product, scale * set1(info.scale), sum); }
 };
 
 struct Q4_1 {  // nibbles 256, scales 32, minima 32: value * scale + minimum
@@ -155,9 +154,9 @@ struct Q4_1 {  // nibbles 256, scales 32, minima 32: value * scale + minimum
     scale = load_scales(base + 256, lane);
     minimum = load_scales(base + 288, lane);
   }
-  inline F add(F sum, const int8_t* x, const BlockInfo& info) const {
-    sum = fma(minimum, set1(info.scaled_sum), sum);
-    return fma(to_f(dot_nibbles(w, x)), scale * set1(info.scale), sum);
+  inline I dot(const int8_t* x, int32_t, const int16_t*) const { return dot_nibbles(w, x); }
+  inline F add(F sum, F product, const BlockInfo& info) const {
+    return fma(product, scale * set1(info.scale), fma(minimum, set1(info.scaled_sum), sum));
   }
 };
 
@@ -170,7 +169,8 @@ struct Q8_0 {  // bytes 512, scales 32: value * scale
     for (int j = 0; j < 8; ++j) w[j] = prepare_signed(load_bytes(base + 64 * j + 4 * lane));
     scale = load_scales(base + 512, lane);
   }
-  inline F add(F sum, const int8_t* x, const BlockInfo& info) const { return fma(to_f(dot_signed(w, x, info.sum)), scale * set1(info.scale), sum); }
+  inline I dot(const int8_t* x, int32_t sum, const int16_t*) const { return dot_signed(w, x, sum); }
+  inline F add(F sum, F product, const BlockInfo& info) const { return fma(product, scale * set1(info.scale), sum); }
 };
 
 struct Q4_K {  // of 256 values: scales 32, minima 32; 8 times: nibbles 256, scale factors 16, minimum factors 16
@@ -184,9 +184,9 @@ struct Q4_K {  // of 256 values: scales 32, minima 32; 8 times: nibbles 256, sca
     scale = load_scales(base, lane) * load_u8(sub + 256 + lane);
     minimum = load_scales(base + 32, lane) * load_u8(sub + 272 + lane);
   }
-  inline F add(F sum, const int8_t* x, const BlockInfo& info) const {
-    sum = fma(minimum, set1(-info.scaled_sum), sum);
-    return fma(to_f(dot_nibbles(w, x)), scale * set1(info.scale), sum);
+  inline I dot(const int8_t* x, int32_t, const int16_t*) const { return dot_nibbles(w, x); }
+  inline F add(F sum, F product, const BlockInfo& info) const {
+    return fma(product, scale * set1(info.scale), fma(minimum, set1(-info.scaled_sum), sum));
   }
 };
 
@@ -210,21 +210,37 @@ struct Q6_K {  // of 256 values: scales 32; 8 times: low nibbles 256, high bit p
     }
     scale = load_scales(base, lane);
   }
-  inline F add(F sum, const int8_t* x, const BlockInfo& info) const {
-    const I first = int_sub(dot_half(w, x), int_set1(32 * info.half_sums[0]));
-    const I second = int_sub(dot_half(w + 4, x + 16), int_set1(32 * info.half_sums[1]));
-    return fma(to_f(int_add(int_mul(first, factors[0]), int_mul(second, factors[1]))), scale * set1(info.scale), sum);
+  inline I dot(const int8_t* x, int32_t, const int16_t* half_sums) const {
+    const I first = int_sub(dot_half(w, x), int_set1(32 * half_sums[0]));
+    const I second = int_sub(dot_half(w + 4, x + 16), int_set1(32 * half_sums[1]));
+    return int_add(int_mul(first, factors[0]), int_mul(second, factors[1]));
   }
+  inline F add(F sum, F product, const BlockInfo& info) const { return fma(product, scale * set1(info.scale), sum); }
 };
 
 // ---- loops
+
+// One block of W rows times one block of each of C activation rows. A row that is not fine adds the same whether or not another one is.
+template <class Format, int C, bool Fine>
+inline void add_block(const Format& weight, const int8_t* x, int64_t x_stride, const BlockInfo* info, int64_t info_stride, F* sum) {
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    const BlockInfo& block = info[c * info_stride];
+    F product = to_f(weight.dot(x + c * x_stride, block.sums[0], block.half_sums[0]));
+    if constexpr (Fine) {
+      const F fine = to_f(weight.dot(x + c * x_stride + kBlock, block.sums[1], block.half_sums[1]));
+      product = fma(fine, set1(1.0f / headrace::kFineSteps), product);
+    }
+    sum[c] = weight.add(sum[c], product, block);
+  }
+}
 
 // V vectors of rows times C activation rows, all of K; sums stay in registers. The first tile of a group asks for the weights that follow.
 template <class Format, int V, int C>
 inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t first, bool fetch) {
   const int64_t blocks = a.columns / kBlock;
   const uint8_t* weight = a.weight + group * (a.columns / Format::kValues * Format::kBytes);
-  const int8_t* x = a.x + first * a.columns;
+  const int8_t* x = a.x + 2 * first * a.columns;
   const BlockInfo* info = a.info + first * blocks;
   F sum[V][C];
   for (int v = 0; v < V; ++v)
@@ -234,11 +250,16 @@ inline void tile(const headrace::Linear& a, int64_t group, int lane, int64_t fir
       constexpr int64_t bytes = Format::kBytes * kBlock / Format::kValues;
       for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(weight + b * bytes + kFetchAhead + i, 0, 2);
     }
+    int32_t fine = 0;
+    for (int c = 0; c < C; ++c) fine |= info[c * blocks + b].fine;
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
       const Format block(weight, b, lane + v * W);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[v][c] = block.add(sum[v][c], x + c * a.columns + b * kBlock, info[c * blocks + b]);
+      if (fine) {
+        add_block<Format, C, true>(block, x + 2 * b * kBlock, 2 * a.columns, info + b, blocks, sum[v]);
+      } else {
+        add_block<Format, C, false>(block, x + 2 * b * kBlock, 2 * a.columns, info + b, blocks, sum[v]);
+      }
     }
   }
   for (int v = 0; v < V; ++v)
