@@ -8,6 +8,7 @@ from typing import Literal
 from headrace.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+PathState = Literal["ready", "compiling", "compiled", "failed", "retired"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,9 @@ class EngineConfig:
 
     model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
     dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
-    # gguf: weights of a GGUF file stay in their blocks, on CPU; none: they are dequantised to dtype; None: gguf on CPU with dtype auto, else none
-    quantization: Literal["none", "gguf"] | None = None
+    # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
+    # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
+    quantization: Literal["none", "gguf", "int8", "int4"] | None = None
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64
@@ -54,8 +56,8 @@ class EngineConfig:
             )
         if self.max_num_queued_reqs < 0:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
-        if self.quantization not in (None, "none", "gguf"):
-            raise ConfigError(f"--quantization {self.quantization} is not known; use none or gguf.")
+        if self.quantization not in (None, "none", "gguf", "int8", "int4"):
+            raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
 
@@ -99,6 +101,31 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PathStatus:
+    """What has become of one prepared path; see `runner.paths` for the states."""
+
+    name: str  # kind and tokens of its steps: "decode-8", "mixed-256"
+    state: PathState
+    reason: str | None = None  # why it failed or was retired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileStatus:
+    """How far the preparation of faster paths is, and what they have served. Totals count up and never fall."""
+
+    mode: Literal["off", "auto", "full"]
+    state: PathState  # of all paths together; ready: nothing is prepared
+    reason: str | None = None  # why nothing is prepared, or why a path failed
+    paths: tuple[PathStatus, ...] = ()
+    compiled_steps_total: int = 0
+    general_steps_total: int = 0  # steps on the ready path, which takes any
+    padded_tokens_total: int = 0  # computed in compiled steps only to fill a static shape
+    compiled_tokens_total: int = 0  # computed in compiled steps for a request
+    compilations_total: int = 0  # packages compiled for this service
+    recompiles_total: int = 0  # compilations beyond the first of a path: stays at 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """What the HTTP process needs."""
 
@@ -108,6 +135,8 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; empty: derived from the model
     chat_template: str | None = None  # path or text that replaces the model's own
+    tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template shows
+    reasoning_parser: str = "auto"  # how it marks its reasoning; auto: as its chat template shows; none: reasoning is not told from content
     shutdown_timeout: float = 30.0  # seconds that running requests may take after SIGTERM
     max_body_bytes: int = 32 * 1024 * 1024
     body_timeout: float = 60.0  # seconds a client may take to send its request

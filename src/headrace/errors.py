@@ -7,6 +7,7 @@
     │   ├── AuthenticationFailed      401
     │   ├── ModelNotFound             404
     │   ├── RouteNotFound             404
+    │   ├── ResourceNotFound          404  an id that the server does not hold
     │   ├── MethodNotAllowed          405
     │   ├── BodyTimeout               408
     │   ├── BodyTooLarge              413
@@ -76,6 +77,14 @@ class ModelNotFound(RequestError):
 
 
 class RouteNotFound(RequestError):
+    status = 404
+    type = "not_found_error"
+    code = "not_found"
+
+
+class ResourceNotFound(RequestError):
+    """The server holds nothing under this id: it never did, or it was deleted or pushed out, or it is another key's."""
+
     status = 404
     type = "not_found_error"
     code = "not_found"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.core.messages import StepPlan
+from headrace.core.messages import SampledRow, StepPlan, StepResult
 from headrace.core.policy import MIN_PREFILL_CHUNK
 from tests.core.block_world import Engine, config, naive_answer, next_token, request, score
 
@@ -96,6 +96,21 @@ def test_stop_rules():
         assert len(engine.tokens(f"r{i}")) == count
         assert reason is None or end.finish_reason == reason
         assert reason is None or end.stop_reason == stop_reason
+
+
+def test_a_complete_grammar_ends_the_request_at_once():
+    for min_tokens, max_tokens, last in ((0, 12, 5), (9, 12, 5), (0, 2, 5), (0, 12, 6)):
+        engine = Engine(config())
+        engine.add(request("a", 3, max_tokens, min_tokens=min_tokens, eos_token_ids=(6,)))
+        ends = []
+        for token, complete in ((4, False), (last, True)):
+            plan = engine.scheduler.plan(0.0)
+            row = SampledRow(request_id="a", token_ids=(token,), complete=complete)
+            ends = engine.scheduler.update(StepResult(step_id=plan.step_id, rows=(row,), seconds=0.01), 0.0)
+        (end,) = ends
+        assert (end.finish_reason, end.stop_reason, end.token_ids) == ("stop", None, (last,))
+        assert end.ends_in_text == (last != 6)  # an end token ends the answer, but is no text
+        assert not engine.scheduler.has_work()
 
 
 def test_a_prompt_can_be_scored_without_a_token():

@@ -1,9 +1,10 @@
-"""What serves a GGUF file with which flags, what is said where that can't be, what is refused."""
+"""Which way computes: what serves, what is said where it can't, what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.kernels import cpu
 from headrace.kernels.cpu.library import ISA_VARIABLE
-from headrace.models.loader import load_model
+from headrace.models.loader import load_model, weight_bytes
 from headrace.runner.execution_path import choose_path
 from headrace.runner.model_runner import ModelRunner
 from tests.models.gguf_writer import write_gguf
@@ -63,21 +64,21 @@ def test_without_kernels_the_weights_are_dequantised_and_it_is_said(
     monkeypatch.undo()
     cpu.load()
     assert runner.info(0.0).path == "eager, dequantised GGUF weights (no CPU kernels)"
-    assert f"no kernels for GGUF blocks: {ISA_VARIABLE} is off. The weights are dequantised" in caplog.text
+    assert f"There are no CPU kernels: {ISA_VARIABLE} is off. The GGUF weights are dequantised" in caplog.text
     assert served_ids(runner) == expected_ids(config, packed=False)
 
 
 def test_what_cannot_go_with_it(config: EngineConfig, tmp_path: Path) -> None:
     make(*TINY["llama"]).save_pretrained(tmp_path)
     for changes, device, dtype, named in (
-        ({"model": str(tmp_path)}, "cpu", torch.float32, "Hugging Face directory; leave the flag out"),
+        ({"model": str(tmp_path)}, "cpu", torch.float32, "Hugging Face directory; use int8 or int4"),
         ({}, "cuda", torch.float32, "--quantization none or --device cpu"),
         ({"dtype": "bfloat16"}, "cpu", torch.bfloat16, "not in bfloat16; leave --dtype at auto"),
     ):
         with pytest.raises(ConfigError, match=named):
             choose_path(replace(config, **changes), torch.device(device), dtype)
-    with pytest.raises(ConfigError, match="use none or gguf"):
-        replace(config, quantization="int4")
+    with pytest.raises(ConfigError, match="use none, gguf, int8 or int4"):
+        replace(config, quantization="awq")
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,28 @@ def test_what_serves_a_gguf_file(config: EngineConfig, changes: dict[str, str], 
 def test_a_directory_is_served_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
     make(*TINY["llama"]).save_pretrained(tmp_path)
     assert not choose_path(replace(config, model=str(tmp_path), quantization=None), torch.device("cpu"), torch.float32).packed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("isa", ["", "off"])
+def test_weights_in_floating_point(config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any, isa: str) -> None:
+    """Of a directory and of a dequantised file, by the kernels and without them."""
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    kernels = cpu.load()
+    if not isa and kernels is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    for model in (str(tmp_path), config.model):
+        floats = replace(config, model=model, quantization="none", dtype=dtype)
+        path = choose_path(floats, torch.device("cpu"), torch.float32)
+        assert path.name == ("eager, torch operators (no CPU kernels)" if kernels is None else f"eager, CPU kernels ({kernels.isa})")
+        runner = ModelRunner(floats)
+        info, answer = runner.info(0.0), served_ids(runner)
+        assert (info.path, info.dtype) == (path.name, dtype)
+        own = load_model(model, dtype=getattr(torch, dtype), device=torch.device("cpu"), kernels=kernels is not None)
+        assert answer == PagedDriver(own, kv_dtype=getattr(torch, dtype)).greedy(prompt(20), 8)
+        assert info.weight_bytes == weight_bytes(own)
+        runner.close()
+    assert choose_path(floats, torch.device("cuda"), torch.float32).name == "eager"
+    monkeypatch.undo()
+    cpu.load()

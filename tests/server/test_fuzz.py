@@ -10,12 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.server.messages.schema import MessageBody
+from headrace.server.responses.schema import ResponseBody
 from headrace.server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from headrace.server.unsupported import UNSUPPORTED
 from headrace.text.tokenizer import Tokenizer
 from tests.server.fakes import World, refused
 
-BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
+BODIES = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponseBody,
+    "/v1/messages": MessageBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=8)
@@ -23,6 +32,7 @@ small = st.integers(-2, 30) | st.sampled_from([0.0, 0.5, 1.0, True, None, "text"
 good_fields = {
     "prompt": st.sampled_from(["hi", [1, 2], ["a", "b"], [[1], [2]]]),
     "messages": st.sampled_from([[{"role": "user", "content": "x"}], [{"role": "assistant", "content": "x"}]]),
+    "input": st.sampled_from(["x", [{"role": "user", "content": "x"}], [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]]),
     "tokens": st.sampled_from([[], [1, 2]]),
 }
 
@@ -38,7 +48,11 @@ def bodies(body_type: type) -> st.SearchStrategy[dict[str, Any]]:
 
 def check(response: httpx.Response) -> None:
     assert response.status_code < 500, response.text
-    if response.status_code != 200:
+    if response.status_code == 200:
+        return
+    if response.json().get("type") == "error":
+        assert response.json()["error"]["message"]
+    else:
         refused(response, response.status_code)
 
 
@@ -51,11 +65,16 @@ class Target:
 
     def send(self, path: str, content: bytes) -> None:
         world = self._world
-        check(self._runner.run(world.http.post(path, content=content)))
+        check(self._runner.run(self._post(path, content)))
         assert world.generator.open == 0
         assert world.service.admission.active == 0
         assert world.service.bodies.used == 0
         assert world.service.metrics.faults == 0
+
+    async def _post(self, path: str, content: bytes) -> httpx.Response:
+        response = await self._world.http.post(path, content=content)
+        await asyncio.wait_for(self._world.service.admission.idle.wait(), 5)  # responses that are made in the background
+        return response
 
     def close(self) -> None:
         self._runner.run(self._world.close())

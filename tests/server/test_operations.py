@@ -116,7 +116,7 @@ async def test_options_and_head(world: World):
     refused(await world.http.options("/nope"), 404)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/nope", "/v1/completions/", "//v1/completions", "/V1/completions", "/health/", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/", "/v1/nope", "/v1/completions/", "//v1/completions", "/V1/completions", "/health/", "/v1/embedding"])
 async def test_other_paths_do_not_exist(world: World, path):
     refused(await world.http.post(f"http://test{path}", json={}), 404, code="not_found")
 

@@ -140,6 +140,6 @@ def device(text: str) -> str:
 
 
 def quantization(text: str) -> str:
-    if text not in ("none", "gguf"):
-        raise ValueError("use none or gguf")
+    if text not in ("none", "gguf", "int8", "int4"):
+        raise ValueError("use none, gguf, int8 or int4")
     return text

@@ -103,6 +103,7 @@ class SampledRow:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token, where params.logprobs asked for it
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt tokens that this row's logits score: positions start+1 ..
     pooled: bytes | None = None  # the prompt's vector where it is due: little-endian float32, not normalised
+    complete: bool = False  # the grammar of params.structured allows nothing more: the request ends here
     error: str | None = None  # this row alone failed (non-finite logits, ...)
 
 
@@ -123,6 +124,7 @@ class TokenOutput:
     pooled: bytes | None = None  # the vector of a pooling request, on its only output: see `SampledRow`
     finish_reason: FinishReason | None = None  # set on the last output, and only there
     stop_reason: int | None = None  # the stop token id that ended it, if one of params.stop_token_ids
+    ends_in_text: bool = False  # with finish_reason stop: the last token is none that ends answers, but text like those before it
     error_code: str | None = None  # with finish_reason error: see headrace.errors (queue_full, context_length_exceeded, ...)
     error_message: str | None = None
     num_preemptions: int = 0

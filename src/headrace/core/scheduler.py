@@ -250,8 +250,15 @@ class Scheduler:
         self._roster.shares.charge(request.message.tenant, 1)
         if request.state is RequestState.RUNNING:
             self._kv.register(request.table, request.token_ids, request.num_computed)
-        finish_reason, stop_reason = finish_of(request)
-        output = make_output(request, token_ids=sampled.token_ids, logprobs=sampled.logprobs, finish_reason=finish_reason, stop_reason=stop_reason)
+        finish_reason, stop_reason = finish_of(request, complete=sampled.complete)
+        output = make_output(
+            request,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            ends_in_text=sampled.complete and stop_reason is None and token not in request.message.eos_token_ids,
+        )
         return output if finish_reason is None else self._finish(output, request)
 
     def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]:

@@ -61,6 +61,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Ends the engine process; open requests fail."""
+        self._generator.close()
         await self.client.close()
 
     async def __aenter__(self) -> Self:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headrace.kernels.attention import AttentionMetadata
 from headrace.models.layers import MLP, Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
-from headrace.models.rope import RopeConfig, rotary_embeddings
+from headrace.models.rope import RopeConfig, RotaryEmbedding, rotary_embeddings
 
 
 class Embedding(nn.Module):
@@ -70,13 +70,27 @@ class Decoder(nn.Module):
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self._ropes = rotary_embeddings(config.ropes, device)
 
-    def forward(self, input_ids_T: Tensor, positions_T: Tensor, kv_caches: list[tuple[Tensor, Tensor]], meta: AttentionMetadata) -> Tensor:
+    @property
+    def ropes(self) -> dict[RopeConfig, RotaryEmbedding]:
+        """One for each kind of rotation that the layers have."""
+        return self._ropes
+
+    def forward(
+        self,
+        input_ids_T: Tensor,
+        positions_T: Tensor,
+        kv_caches: list[tuple[Tensor, Tensor]],
+        meta: AttentionMetadata,
+        cos_sin: dict[RopeConfig, tuple[Tensor, Tensor]] | None = None,
+    ) -> Tensor:
         """Hidden states after the final norm, [T, E], of a step's tokens.
 
         input_ids and positions: int64 [T]. kv_caches: (keys, values) of each layer, [num_blocks, block_size, K, D]; the
-        step's own are written here. The caller holds `torch.inference_mode()`.
+        step's own are written here. cos_sin: what the rotations of `ropes` give for the positions, where the caller has it already.
+        The caller holds `torch.inference_mode()`.
         """
-        cos_sin = self._cos_sin(positions_T, meta)
+        if cos_sin is None:
+            cos_sin = self._cos_sin(positions_T, meta)
         h_TE = self.embed_tokens(input_ids_T)
         if self._embedding_scale != 1.0:
             h_TE = h_TE * self._embedding_scale

@@ -1,4 +1,5 @@
-"""What changes logits before a token is picked from them, in place and in this order: logit_bias, penalties, and what may not come at all.
+"""What changes logits before a token is picked from them, in place and in this order: logit_bias, penalties, and what may not come at all
+(tokens outside of allowed_token_ids, bad words, ends before min_tokens, what a grammar forbids).
 
 Legend: R rows, V vocabulary, L tokens of the longest history. Each function takes the slots of its rows.
 """
@@ -11,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.sampling_table import Need, SamplingTable
 from headrace.runner.token_history import TokenHistory
 
 _NEVER = float("-inf")
 
 
-def shape_logits(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, history: TokenHistory) -> None:
+def shape_logits(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, history: TokenHistory, masks: GrammarMasks) -> None:
     """Applies to each row of float32 `logits_RV` what its slot asks for."""
     need_R = table.need[slot_R]
     if (need_R & Need.BIAS).any():
@@ -30,10 +32,13 @@ def shape_logits(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, hi
         logits_RV[rows] = _penalise(logits_RV[rows], slot_R[penalised], table, history)
     if (need_R & Need.ALLOWED).any():
         _keep_only(logits_RV, ((row, table.allowed_ids[slot]) for row, slot in enumerate(slot_R) if need_R[row] & Need.ALLOWED))
-    banned = [(row, _banned(slot, table, history)) for row, slot in enumerate(slot_R) if need_R[row] & (Need.BAD_WORDS | Need.MIN_TOKENS)]
+    banned = [(row, _banned(slot, table, history, masks)) for row, slot in enumerate(slot_R) if need_R[row] & (Need.BAD_WORDS | Need.MIN_TOKENS)]
     if banned:
         rows, ids = _flat(banned)
         logits_RV[rows.to(logits_RV.device), ids.to(logits_RV.device)] = _NEVER
+    held = np.flatnonzero(need_R & Need.GRAMMAR).tolist()
+    if held:
+        masks.apply(logits_RV, held, slot_R[held].tolist())
 
 
 def _flat(pairs: Iterable[tuple[int, np.ndarray]]) -> tuple[Tensor, Tensor]:
@@ -76,10 +81,15 @@ def _penalise(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, histo
     return logits_RV
 
 
-def _banned(slot: int, table: SamplingTable, history: TokenHistory) -> np.ndarray:
-    """Tokens that this slot may not give now: ends before min_tokens, and the last token of each bad word whose rest stands there."""
+def _banned(slot: int, table: SamplingTable, history: TokenHistory, masks: GrammarMasks) -> np.ndarray:
+    """Tokens that this slot may not give now: ends before min_tokens, and the last token of each bad word whose rest stands there.
+
+    Where its grammar allows nothing but an end, the answer ends before min_tokens.
+    """
     length, num_prompt = int(history.length_S[slot]), int(history.num_prompt_S[slot])
     banned = table.end_ids[slot] if length - num_prompt < table.min_tokens[slot] else table.end_ids[slot][:0]
+    if len(banned) and table.need[slot] & Need.GRAMMAR and masks.ends_only(slot, banned):
+        banned = banned[:0]
     words = table.bad_words[slot]
     if not words:
         return banned

@@ -19,7 +19,8 @@ from headrace.runner.deterministic import make_deterministic
 from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
 from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
-from headrace.runner.interface import LOST_SLOT, NON_FINITE
+from headrace.runner.grammar_masks import GrammarMasks
+from headrace.runner.interface import LOST_SLOT, NON_FINITE, GrammarSource
 from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
@@ -30,6 +31,7 @@ from headrace.runner.token_history import TokenHistory
 from headrace.sampling_params import SamplingParams
 
 _PROMPT_LOGITS = 1 << 22  # logits of prompt positions that are held at once
+MAX_MASK_THREADS = 4
 _WARM_UP_TOKENS = 24  # not a whole number of blocks of the usual size: the decode step has room
 
 
@@ -39,20 +41,27 @@ class _Outcome:
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    complete: bool = False  # the grammar allows nothing more
     error: str | None = None
 
 
 class ModelRunner:
-    """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`."""
+    """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `grammars`: where requests with `params.structured` have theirs; without it they fail.
+    """
+
+    def __init__(self, config: EngineConfig, grammars: GrammarSource | None = None) -> None:
         self._config = config
+        self._grammars = grammars
         self._device = resolve_device(config.device)
         self._threads = config.threads or physical_cores()
         torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
         self._path = choose_path(config, self._device, self._dtype)
-        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed)
+        self._model = load_model(
+            config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels, bits=self._path.bits
+        )
         torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)
@@ -84,6 +93,7 @@ class ModelRunner:
         self._storage = storage
         self._history = TokenHistory(num_slots=num_slots, max_model_len=max_model_len)
         self._table = SamplingTable(num_slots)
+        self._masks = GrammarMasks(self._grammars, num_slots=num_slots, num_threads=min(MAX_MASK_THREADS, self._threads))
         self._unfit: list[str | None] = [None] * num_slots  # why a slot's request can't run
         self._prompt_counts: list[int | None] = [None] * num_slots  # params.prompt_logprobs
         self._pooler = PromptPooler(num_slots)
@@ -95,7 +105,7 @@ class ModelRunner:
             device=self._device,
             deterministic=config.deterministic,
         )
-        self._sampler = Sampler(table=self._table, history=self._history, vocab_size=self.vocab_size, device=self._device)
+        self._sampler = Sampler(table=self._table, history=self._history, masks=self._masks, vocab_size=self.vocab_size, device=self._device)
 
     def info(self, load_seconds: float) -> EngineInfo:
         return EngineInfo(
@@ -160,7 +170,7 @@ class ModelRunner:
             key = request_key(params.seed, params.choice_index)
         else:
             key = unseeded_key(self._seed, start.request_id, params.choice_index)
-        self._unfit[slot] = self._table.start(start, key=key, vocab_size=self.vocab_size)
+        self._unfit[slot] = self._table.start(start, key=key, vocab_size=self.vocab_size) or self._masks.start(start)
         low, high = min(start.token_ids), max(start.token_ids)
         if low < 0 or high >= self.vocab_size:
             self._unfit[slot] = f"the prompt has token {low if low < 0 else high}; the vocabulary has {self.vocab_size}"
@@ -197,6 +207,7 @@ class ModelRunner:
                     request_id=row.request_id,
                     token_ids=token.token_ids,
                     logprobs=token.logprobs,
+                    complete=token.complete,
                     prompt_logprobs=scores[index].logprobs,
                     pooled=pooled[index],
                 )
@@ -218,6 +229,9 @@ class ModelRunner:
             if tokens[place].error == NON_FINITE:  # once more without its batch mates before the request fails
                 hidden_TE = self._forward(self._inputs.build([row]))
                 tokens[place] = _outcomes(self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
+            outcome = tokens[place]
+            if outcome.error is None and self._masks.holds(row.slot):
+                outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[0])
         return tokens
 
     def _score_prompt(self, row: Row, hidden_TE: Tensor) -> _Outcome:

@@ -15,13 +15,14 @@ from torch import Tensor
 from headrace.core.messages import TokenLogprobs
 from headrace.runner.draws import TokenNoise
 from headrace.runner.filters import keep
+from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import NON_FINITE
 from headrace.runner.logit_shaping import shape_logits
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.sampling_table import SHAPED, Need, SamplingTable
 from headrace.runner.token_history import TokenHistory
 
-NOTHING_LEFT = "no token is left to sample: allowed_token_ids, bad_words and min_tokens exclude every one"
+NOTHING_LEFT = "no token is left to sample: allowed_token_ids, bad_words, min_tokens and the grammar exclude every one"
 _CPU_CHUNK = 1 << 17  # logits that get their noise at once: a few passes over what stays in the cache
 _CUDA_CHUNK = 1 << 25
 
@@ -36,15 +37,18 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, *, table: SamplingTable, history: TokenHistory, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, *, table: SamplingTable, history: TokenHistory, masks: GrammarMasks, vocab_size: int, device: torch.device) -> None:
         self._table = table
         self._history = history
+        self._masks = masks
         self._noise = TokenNoise(vocab_size, device)
 
     def sample(self, logits_RV: Tensor, slots: list[int]) -> Sampled:
         """The next token of each row. logits: float32 [R, V], not changed; `slots`: the slot of each row, all different."""
         slot_R = np.asarray(slots, dtype=np.int64)
         need_R = self._table.need[slot_R]
+        held = slot_R[need_R & Need.GRAMMAR != 0].tolist()
+        faults = self._masks.wait(held) if held else {}
         token_R = _argmax(logits_RV)
         finite_R = torch.isfinite(logits_RV.gather(1, token_R[:, None]).squeeze(1))  # the largest is NaN if any is
         left_R = torch.ones_like(finite_R)
@@ -56,11 +60,12 @@ class Sampler:
             rows = torch.from_numpy(chosen).to(logits_RV.device)
             x_RV = logits_RV.index_select(0, rows)
             if (need_R[chosen] & SHAPED).any():
-                shape_logits(x_RV, slot_R[chosen], self._table, self._history)
+                shape_logits(x_RV, slot_R[chosen], self._table, self._history, self._masks)
                 left_R[rows] = x_RV.amax(dim=1) != float("-inf")
             token_R[rows] = _argmax(x_RV) if pick is None else pick(x_RV, slot_R[chosen])
         errors = [
-            NON_FINITE if not finite else None if left else NOTHING_LEFT for finite, left in zip(finite_R.tolist(), left_R.tolist(), strict=True)
+            NON_FINITE if not finite else faults.get(slot, None if left else NOTHING_LEFT)
+            for slot, finite, left in zip(slots, finite_R.tolist(), left_R.tolist(), strict=True)
         ]
         token_ids = [token if error is None else 0 for token, error in zip(token_R.tolist(), errors, strict=True)]
         logprobs: list[TokenLogprobs | None] = [None] * len(slots)

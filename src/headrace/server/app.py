@@ -11,10 +11,12 @@ from starlette.routing import BaseRoute, Route
 from headrace.server import routes_chat, routes_completions, routes_embeddings, routes_operations, routes_tokenize
 from headrace.server.auth import ApiKeys
 from headrace.server.errors_to_json import ErrorsToJson, routing_error
+from headrace.server.messages import routes as routes_messages
 from headrace.server.request_log import RequestLog
+from headrace.server.responses import routes as routes_responses
 from headrace.server.service import Service
 
-FAMILIES = (routes_completions, routes_chat, routes_embeddings, routes_tokenize, routes_operations)
+FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_operations)
 
 
 def create_app(service: Service) -> Starlette:
@@ -23,7 +25,7 @@ def create_app(service: Service) -> Starlette:
     CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused.
     """
     routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
-    paths = frozenset(route.path_format for route in routes if isinstance(route, Route))
+    paths = {route.path_format: route.path_regex for route in routes if isinstance(route, Route)}
     service.metrics.expect_paths(paths)
     config = service.config
     layers = [Middleware(RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests)]
@@ -32,9 +34,9 @@ def create_app(service: Service) -> Starlette:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.allowed_origins,
-                allow_methods=("GET", "POST", "OPTIONS"),
+                allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-Id", "Retry-After"),
+                expose_headers=("X-Request-Id", "request-id", "Retry-After"),
             )
         )
     layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys)]

@@ -13,7 +13,7 @@ OPEN_PATHS = frozenset(("/health", "/ready"))  # these very spellings and no oth
 
 
 class ApiKeys:
-    """Refuses what has no `Authorization: Bearer KEY`, and names the tenant of what has.
+    """Refuses what has no `Authorization: Bearer KEY` or `x-api-key: KEY`, and names the tenant of what has.
 
     The tenant is a digest, so that no key shows up in the engine, in logs or in metrics. Keys are compared as digests, all of them each
     time: the time taken tells nothing about how much of a key was right.
@@ -32,12 +32,15 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> str:
-        values = [value for name, value in scope["headers"] if name == b"authorization"]
-        kind, _, key = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
-        given = digest(key.strip(b" "))
+        headers = scope["headers"]
+        bearers = [value.partition(b" ") for name, value in headers if name == b"authorization"]
+        keys = {key.strip(b" ") if kind.lower() == b"bearer" else b"" for kind, _, key in bearers}
+        keys |= {value.strip(b" ") for name, value in headers if name == b"x-api-key"}
+        key = keys.pop() if len(keys) == 1 else b""  # several that contradict each other are none
+        given = digest(key)
         known = [hmac.compare_digest(given, expected) for expected in self._digests]
-        if kind.lower() != b"bearer" or True not in known:
-            raise AuthenticationFailed("A valid API key is required: send it as 'Authorization: Bearer KEY'.")
+        if not key or True not in known:
+            raise AuthenticationFailed("A valid API key is required: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.")
         return given.hex()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Every error leaves the server in OpenAI's shape; a fault of ours does not leave it as a traceback."""
+"""Every error leaves the server in the shape of its route's API, OpenAI's as a rule; a fault of ours does not leave it as a traceback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from headrace.errors import (
     RouteNotFound,
 )
 from headrace.server.body import ClientGone
+from headrace.server.messages import errors as message_errors
 
 logger = logging.getLogger("headrace.server")
 
 
-def error_response(error: RequestError) -> JSONResponse:
+def error_response(error: RequestError, scope: Scope) -> JSONResponse:
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(max(1, error.retry_after))
@@ -35,7 +36,10 @@ def error_response(error: RequestError) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+    body = error.body()
+    if message_errors.speaks_anthropic(scope["path"]):
+        body = message_errors.error_body(error, scope["state"]["request_id"])
+    return JSONResponse(body, status_code=error.status, headers=headers)
 
 
 async def routing_error(request: Request, error: Exception) -> Response:
@@ -43,13 +47,13 @@ async def routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:200]
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": f"{allowed}, OPTIONS"})
-        response = error_response(MethodNotAllowed(f"{path} does not take {request.method[:20]}; use {allowed}."))
+        response = error_response(MethodNotAllowed(f"{path} does not take {request.method[:20]}; use {allowed}."), request.scope)
         response.headers["Allow"] = allowed
         return response
-    return error_response(RouteNotFound(f"There is no {path} here."))
+    return error_response(RouteNotFound(f"There is no {path} here."), request.scope)
 
 
 class ErrorsToJson:
@@ -78,10 +82,10 @@ class ErrorsToJson:
         except RequestError as error:
             if started:
                 raise
-            response = error_response(error)
+            response = error_response(error, scope)
         except Exception:
             logger.exception("%s %s failed: a fault in the server", scope["method"], scope["path"])
             if started:
                 raise
-            response = error_response(RequestFailed("The server failed to answer this request; its log says why."))
+            response = error_response(RequestFailed("The server failed to answer this request; its log says why."), scope)
         await response(scope, receive, send)

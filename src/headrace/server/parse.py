@@ -11,7 +11,9 @@ from headrace.errors import ContextLengthExceeded, InvalidRequest
 from headrace.sampling_params import SamplingParams
 from headrace.server.schema import CompletionBody, GenerationBody, SamplingBody
 from headrace.server.service import LoadedModel
+from headrace.server.structured import structured_outputs
 from headrace.text.answer_events import AnswerParser
+from headrace.text.reasoning import ReasoningCounter
 
 MAX_CHOICES = 1024  # prompts x n of one request
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI documents it for /v1/completions
@@ -29,6 +31,7 @@ class Prompt:
     params: SamplingParams  # max_tokens is what this prompt leaves room for
     echo_text: str = ""  # put before the answer
     new_parser: Callable[[], AnswerParser] | None = None  # chats: reads the answer's text; one for each choice
+    new_counter: Callable[[], ReasoningCounter] | None = None  # where there may be reasoning; one for each choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +202,7 @@ def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts:
 
 def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) -> ParsedRequest:
     params = sampling_params(body, model, max_tokens=body.max_tokens, limit_field="max_tokens", logprobs=body.logprobs)
+    params = dataclasses.replace(params, structured=structured_outputs(body))
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens must be at least 1; 0 is allowed only with echo.", param="max_tokens")

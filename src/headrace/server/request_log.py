@@ -6,11 +6,13 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.observe.metrics import Metrics
+from headrace.server.messages.errors import speaks_anthropic
 
 VALID_ID = re.compile(r"[!-~]{1,128}")
 
@@ -18,10 +20,10 @@ logger = logging.getLogger("headrace.access")
 
 
 class RequestLog:
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, paths: frozenset[str], write_lines: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, paths: Mapping[str, re.Pattern[str]], write_lines: bool) -> None:
         self._app = app
         self._metrics = metrics
-        self._paths = paths
+        self._paths = paths  # of a route, with its parameters in braces -> what paths look like that it takes
         self._write_lines = write_lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,13 +34,17 @@ class RequestLog:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if VALID_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if speaks_anthropic(scope["path"]):
+                    headers["request-id"] = request_id  # where its clients look for it
             await send(message)
 
         try:
@@ -50,9 +56,9 @@ class RequestLog:
                 self._write(scope, request_id, "client gone" if state.get("gone") else str(status), seconds)
 
     def _path_label(self, path: str) -> str:
-        if path.startswith("/v1/models/"):
-            return "/v1/models/{name}"
-        return path if path in self._paths else "other"
+        if path in self._paths:
+            return path
+        return next((label for label, pattern in self._paths.items() if "{" in label and pattern.match(path)), "other")
 
     def _write(self, scope: Scope, request_id: str, outcome: str, seconds: float) -> None:
         usage = scope["state"].get("usage")
