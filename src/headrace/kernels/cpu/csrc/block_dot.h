@@ -62,24 +62,26 @@ inline I dot_signed(const B* w, const int8_t* x, int32_t x_sum) { return int_sub
 
 inline I widen(B sums, int factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16((int16_t)factor)); }
 
-// A chain adds up in 16 bits as many products as fit: 8 quads of 2 products of at most 15 * 127 each, 4 of 31 * 127, 2 of 63 * 127.
+// Products of N quads, added up in 16 bits.
+template <int N>
+inline B chain(const B* w, const int8_t* x) {
+  B sum = _mm256_maddubs_epi16(w[0], broadcast_quad(x));
+#pragma GCC unroll 8
+  for (int j = 1; j < N; ++j) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[j], broadcast_quad(x + 4 * j)));
+  return sum;
+}
+
+// As many quads fit 16 bits as make at most 2 products of 15 * 127 (8 quads), 31 * 127 (4) or 63 * 127 (2) each. One chain after the other, for
+// the weights of a block fill half of the registers.
 template <int Bits, int Quads>
 inline I dot_unsigned(const B* w, const int8_t* x) {
-  constexpr int chain = Bits == 4 ? 8 : Bits == 5 ? 4 : 2;
-  static_assert(Bits <= 6 && Quads % chain == 0, "sums of 16 bits would overflow");
-  I sum = _mm256_setzero_si256();
+  constexpr int n = Bits == 4 ? 8 : Bits == 5 ? 4 : 2;
+  static_assert(Bits <= 6 && Quads % n == 0, "sums of 16 bits would overflow");
+  I sum = widen(chain<n>(w, x), 256);
 #pragma GCC unroll 8
-  for (int first = 0; first < Quads; first += chain) {
-    B upper = _mm256_maddubs_epi16(w[first], broadcast_quad(x + 4 * first));
-    B lower = _mm256_maddubs_epi16(w[first], broadcast_quad(x + kBlock + 4 * first));
+  for (int first = n; first < Quads; first += n) sum = _mm256_add_epi32(sum, widen(chain<n>(w + first, x + 4 * first), 256));
 #pragma GCC unroll 8
-    for (int j = first + 1; j < first + chain; ++j) {
-      upper = _mm256_add_epi16(upper, _mm256_maddubs_epi16(w[j], broadcast_quad(x + 4 * j)));
-      lower = _mm256_add_epi16(lower, _mm256_maddubs_epi16(w[j], broadcast_quad(x + kBlock + 4 * j)));
-    }
-    const I both = _mm256_add_epi32(widen(upper, 256), widen(lower, 1));
-    sum = first == 0 ? both : _mm256_add_epi32(sum, both);
-  }
+  for (int first = 0; first < Quads; first += n) sum = _mm256_add_epi32(sum, widen(chain<n>(w + first, x + kBlock + 4 * first), 1));
   return sum;
 }
 inline B prepare_signed(B w) { return w; }
