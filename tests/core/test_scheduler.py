@@ -58,14 +58,14 @@ def test_an_id_can_be_used_again_while_a_stale_row_of_its_first_use_runs():
 
 
 def test_chunks_fill_the_budget_and_decode_rows_come_first():
-    engine = Engine(config(max_num_batched_tokens=20))
+    engine = Engine(config(max_num_batched_tokens=12))
     engine.add(request("a", 8, 4))
     engine.turn(ahead=False)
     engine.add(request("b", 50, 4))
     engine.turn(ahead=False)
-    assert rows(engine.plans[-1]) == [("a", 8, 1, True), ("b", 0, 19, False)]
+    assert rows(engine.plans[-1]) == [("a", 8, 1, True), ("b", 0, 11, False)]
     engine.run(ahead=False)
-    assert max(plan.num_tokens for plan in engine.plans) == 20
+    assert max(plan.num_tokens for plan in engine.plans) == 12
     engine.check_answers()
 
 

@@ -50,6 +50,7 @@ ADDS = st.builds(
     cache_salt=st.none() | TEXT,
     session_id=st.none() | TEXT,
     fork_of=st.none() | TEXT,
+    background=st.booleans(),
     pooling=st.sampled_from([None, "last", "mean"]),
 )
 LOGPROBS = st.builds(

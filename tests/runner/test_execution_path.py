@@ -101,6 +101,25 @@ def test_what_serves_a_gguf_file(config: EngineConfig, changes: dict[str, str], 
     assert choose_path(replace(config, **changes), torch.device(device), dtype).packed is packed
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_any_model_in_fewer_bits(config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    kernels = cpu.load()
+    if kernels is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    for model in (str(tmp_path), config.model):
+        runner = ModelRunner(replace(config, model=model, quantization=kind))
+        assert runner.info(0.0).path == f"eager, {kind} weights ({kernels.isa})"
+        own = load_model(model, dtype=torch.float32, device=torch.device("cpu"), kernels=True, bits=8 if kind == "int8" else 4)
+        assert served_ids(runner) == PagedDriver(own).greedy(prompt(20), 8)
+        runner.close()
+    monkeypatch.setenv(ISA_VARIABLE, "off")
+    with pytest.raises(ConfigError, match=f"--quantization {kind} needs the CPU kernels: {ISA_VARIABLE} is off"):
+        choose_path(replace(config, quantization=kind), torch.device("cpu"), torch.float32)
+    monkeypatch.undo()
+    cpu.load()
+
+
 def test_a_directory_is_served_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
     make(*TINY["llama"]).save_pretrained(tmp_path)
     assert not choose_path(replace(config, model=str(tmp_path), quantization=None), torch.device("cpu"), torch.float32).packed

@@ -84,7 +84,8 @@ def test_keywords_that_cannot_be_enforced_are_named(keyword: str, tokenizer: LLT
     ("structured", "words"),
     [
         (schema({"type": "notatype"}), "notatype"),
-        (schema({"$ref": "#/$defs/missing"}), "missing"),
+        (schema({"$ref": "#/$defs/missing"}), "$ref points to '/$defs/missing'"),
+        (schema({"$ref": "http://a.example/b"}), "$ref points to 'http://a.example/b'"),
         (schema({"type": "string", "pattern": "^hello\\!($"}), "unclosed group"),
         (schema({"type": "string", "pattern": "(?=a)b"}), "look-around"),
         (schema({"type": "string", "format": "foo"}), "format"),

@@ -29,6 +29,7 @@ class AddRequest:
     cache_salt: str | None = None  # prefix blocks are found only under the salt they were stored with
     session_id: str | None = None  # keeps the conversation's blocks under a lease after the end
     fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
+    background: bool = False  # nobody waits for it: it runs in what others leave, after every priority
     pooling: Pooling | None = None  # the prompt's vector is asked for and no token (params.max_tokens is 0)
 
 
@@ -63,6 +64,7 @@ class Row:
     block_offset: int  # new_block_ids stand at this index of the slot's block table (0 on a start: the whole table)
     new_block_ids: tuple[int, ...]
     sample: bool  # the last position yields a token
+    num_speculated: int = 0  # the last so many of token_ids are guesses behind the last known token (sample is True); see `SampledRow`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRow:
+    """Behind a row's last known token and behind each of its guesses a token is sampled, as it would be if the guesses were its history. They
+    are new tokens up to the first that is no guess, that one included."""
+
     request_id: str
     token_ids: tuple[int, ...] = ()  # new tokens; empty for a row with sample=False or with an error
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token, where params.logprobs asked for it
@@ -147,3 +152,7 @@ class SchedulerStats:
     preemptions_recompute_total: int
     preemptions_swap_total: int
     recomputed_tokens_total: int
+    spec_drafts_total: int = 0  # rows with guesses
+    spec_draft_tokens_total: int = 0  # guesses
+    spec_accepted_tokens_total: int = 0  # guesses that were right
+    spec_rejected_tokens_total: int = 0

@@ -15,8 +15,18 @@ def collect_prompt_logprobs(request: Request, row: Row, sampled: SampledRow) -> 
     request.prompt_logprobs.extend(sampled.prompt_logprobs[num_known:])
 
 
-def finish_of(request: Request, *, complete: bool) -> tuple[FinishReason | None, int | None]:
-    """(finish_reason, stop_reason) after the newest token; (None, None) where the request goes on. `complete`: see `SampledRow`."""
+def append_tokens(request: Request, token_ids: tuple[int, ...], *, complete: bool) -> tuple[int, FinishReason | None, int | None]:
+    """Add new tokens up to the one that ends the request: (how many, finish_reason, stop_reason). `complete`: see `SampledRow`."""
+    for count, token in enumerate(token_ids, start=1):
+        request.token_ids.append(token)
+        finish_reason, stop_reason = _finish_of(request, complete=complete and count == len(token_ids))
+        if finish_reason is not None:
+            return count, finish_reason, stop_reason
+    return len(token_ids), None, None
+
+
+def _finish_of(request: Request, *, complete: bool) -> tuple[FinishReason | None, int | None]:
+    """(finish_reason, stop_reason) after the newest token; (None, None) where the request goes on."""
     token = request.token_ids[-1]
     params = request.message.params
     if request.num_output >= params.min_tokens:

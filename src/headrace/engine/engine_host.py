@@ -135,6 +135,7 @@ def scheduler_config(config: EngineConfig, info: EngineInfo, *, num_host_blocks:
     return SchedulerConfig(
         max_model_len=info.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        speculative_config=config.speculative_config,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=info.block_size,
         num_blocks=info.num_blocks,

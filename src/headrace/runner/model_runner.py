@@ -177,15 +177,22 @@ class ModelRunner:
 
     def _record(self, rows: Sequence[Row], results: Sequence[SampledRow]) -> None:
         """Appends the new tokens; a failed row's request has no next token, so rows planned ahead for it must not run."""
-        new = [(row.slot, result.token_ids[0]) for row, result in zip(rows, results, strict=True) if result.token_ids]
-        if new:
-            self._history.append(*zip(*new, strict=True))
+        single: list[tuple[int, int]] = []
         for row, result in zip(rows, results, strict=True):
             if result.error is not None:
                 self._history.release(row.slot)
+            elif len(result.token_ids) == 1:
+                single.append((row.slot, result.token_ids[0]))
+            elif result.token_ids:
+                self._history.extend(row.slot, result.token_ids)
+        if single:
+            self._history.append(*zip(*single, strict=True))
 
     def _compute(self, rows: Sequence[Row]) -> list[SampledRow]:
         """One forward pass over `rows`, and what each of them asks of it."""
+        for row in rows:
+            if row.num_speculated:
+                self._history.guess(row.slot, row.token_ids[-row.num_speculated :])
         batch = self._inputs.build(rows)
         hidden_TE = self._forward(batch)
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
@@ -218,21 +225,28 @@ class ModelRunner:
         return self._model(batch.input_ids_T, batch.meta.positions_T, self._storage.caches, batch.meta)
 
     def _sample(self, rows: Sequence[Row], hidden_TE: Tensor, last: Sequence[int]) -> list[_Outcome]:
-        """The next token of each row, whose last hidden state stands at `last`."""
+        """The new tokens of each row, whose last hidden state stands at `last`."""
         if not rows:
             return []
-        lengths = self._history.length_S
-        assert all(row.start + row.num_tokens == lengths[row.slot] for row in rows), "a row samples before its last token"
-        logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(last, dtype=torch.int64).to(self._device)))
-        tokens = _outcomes(self._sampler.sample(logits_RV, [row.slot for row in rows]))
+        filled = self._history.filled_S
+        assert all(row.start + row.num_tokens == filled[row.slot] for row in rows), "a row samples before its last token"
+        places, slots, num_guesses = [], [], []  # of each place that is sampled from
+        for row, end in zip(rows, last, strict=True):
+            count = row.num_speculated + 1
+            places += range(end + 1 - count, end + 1)
+            slots += [row.slot] * count
+            num_guesses += range(count)
+        logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(places, dtype=torch.int64).to(self._device)))
+        outcomes = _outcomes(rows, self._sampler.sample(logits_RV, slots, num_guesses))
         for place, row in enumerate(rows):
-            if tokens[place].error == NON_FINITE:  # once more without its batch mates before the request fails
-                hidden_TE = self._forward(self._inputs.build([row]))
-                tokens[place] = _outcomes(self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
-            outcome = tokens[place]
+            if outcomes[place].error == NON_FINITE:  # once more without its batch mates before the request fails
+                alone = replace(row, num_tokens=row.num_tokens - row.num_speculated, num_speculated=0)
+                hidden_TE = self._forward(self._inputs.build([alone]))
+                outcomes[place] = _outcomes([alone], self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
+            outcome = outcomes[place]
             if outcome.error is None and self._masks.holds(row.slot):
-                outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[0])
-        return tokens
+                outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[-1])
+        return outcomes
 
     def _score_prompt(self, row: Row, hidden_TE: Tensor) -> _Outcome:
         """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions."""
@@ -255,12 +269,14 @@ class ModelRunner:
         """Most bytes that one largest step takes on CUDA beside the weights and the KV storage."""
         num_tokens = min(self._config.max_num_batched_tokens, max_model_len)
         num_blocks = -(-num_tokens // self.block_size)
+        speculative = self._config.speculative_config
+        most_samples = self._config.max_num_seqs * (1 if speculative is None else 1 + speculative.num_speculative_tokens)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._use(KVStorage(shape, num_blocks=num_blocks, num_host_blocks=0, device=self._device), max_model_len)
         self._dry_run(num_tokens)
         with torch.inference_mode():
-            self._model.compute_logits(torch.zeros(self._config.max_num_seqs, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
+            self._model.compute_logits(torch.zeros(most_samples, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
         peak = torch.cuda.max_memory_allocated(self._device) - before - self._storage.num_bytes
         del self._storage
         torch.cuda.empty_cache()
@@ -284,8 +300,26 @@ def _fault(pooled: bytes | None) -> str | None:
     return None if pooled is None or np.isfinite(np.frombuffer(pooled, dtype="<f4")).all() else NON_FINITE
 
 
-def _outcomes(sampled: Sampled) -> list[_Outcome]:
-    return [
-        _Outcome(token_ids=() if error else (token,), logprobs=None if entry is None else (entry,), error=error)
-        for token, entry, error in zip(sampled.token_ids, sampled.logprobs, sampled.errors, strict=True)
-    ]
+def _outcomes(rows: Sequence[Row], sampled: Sampled) -> list[_Outcome]:
+    """What was sampled for each row, up to the first token that is not the guess in its place. An error ends the tokens before it; it is
+    the row's where there are none."""
+    outcomes = []
+    first = 0
+    for row in rows:
+        count = 0
+        for guess in (*row.token_ids[len(row.token_ids) - row.num_speculated :], None):
+            if sampled.errors[first + count] is not None:
+                break
+            count += 1
+            if sampled.token_ids[first + count - 1] != guess:
+                break
+        logprobs = [entry for entry in sampled.logprobs[first : first + count] if entry is not None]
+        outcomes.append(
+            _Outcome(
+                token_ids=tuple(sampled.token_ids[first : first + count]),
+                logprobs=tuple(logprobs) or None,
+                error=None if count else sampled.errors[first],
+            )
+        )
+        first += row.num_speculated + 1
+    return outcomes

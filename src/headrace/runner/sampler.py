@@ -6,6 +6,7 @@ with top_k, top_p or min_p. See `draws` for the draw, `logit_shaping` and `filte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +44,16 @@ class Sampler:
         self._masks = masks
         self._noise = TokenNoise(vocab_size, device)
 
-    def sample(self, logits_RV: Tensor, slots: list[int]) -> Sampled:
-        """The next token of each row. logits: float32 [R, V], not changed; `slots`: the slot of each row, all different."""
+    def sample(self, logits_RV: Tensor, slots: list[int], num_guesses: Sequence[int] | None = None) -> Sampled:
+        """The next token of each row. logits: float32 [R, V], not changed; `slots`: the slot of each row.
+
+        `num_guesses`: how many of the slot's guesses (`TokenHistory.guess`) belong to the row's history; None: none. Rows of one slot differ
+        in it.
+        """
         slot_R = np.asarray(slots, dtype=np.int64)
+        length_R = self._history.length_S[slot_R]
+        if num_guesses is not None:
+            length_R += num_guesses
         need_R = self._table.need[slot_R]
         held = slot_R[need_R & Need.GRAMMAR != 0].tolist()
         faults = self._masks.wait(held) if held else {}
@@ -60,9 +68,9 @@ class Sampler:
             rows = torch.from_numpy(chosen).to(logits_RV.device)
             x_RV = logits_RV.index_select(0, rows)
             if (need_R[chosen] & SHAPED).any():
-                shape_logits(x_RV, slot_R[chosen], self._table, self._history, self._masks)
+                shape_logits(x_RV, slot_R[chosen], length_R[chosen], self._table, self._history, self._masks)
                 left_R[rows] = x_RV.amax(dim=1) != float("-inf")
-            token_R[rows] = _argmax(x_RV) if pick is None else pick(x_RV, slot_R[chosen])
+            token_R[rows] = _argmax(x_RV) if pick is None else pick(x_RV, slot_R[chosen], length_R[chosen])
         errors = [
             NON_FINITE if not finite else faults.get(slot, None if left else NOTHING_LEFT)
             for slot, finite, left in zip(slots, finite_R.tolist(), left_R.tolist(), strict=True)
@@ -84,14 +92,14 @@ class Sampler:
     def _column(self, values_S: np.ndarray, slot_R: np.ndarray, device: torch.device) -> Tensor:
         return torch.from_numpy(values_S[slot_R]).to(device)
 
-    def _seeds(self, slot_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._table.key[slot_R], self._history.length_S[slot_R] - self._history.num_prompt_S[slot_R]
+    def _seeds(self, slot_R: np.ndarray, length_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._table.key[slot_R], length_R - self._history.num_prompt_S[slot_R]
 
-    def _draw_any(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+    def _draw_any(self, x_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray) -> Tensor:
         self._scale(x_RV, slot_R)
-        return self._draw(x_RV, slot_R)
+        return self._draw(x_RV, slot_R, length_R)
 
-    def _draw_filtered(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+    def _draw_filtered(self, x_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray) -> Tensor:
         self._scale(x_RV, slot_R)
         table, device = self._table, x_RV.device
         kept = keep(
@@ -100,18 +108,19 @@ class Sampler:
             top_p_R=self._column(table.top_p, slot_R, device),
             min_p_R=self._column(table.min_p, slot_R, device),
         )
-        best_R = _argmax(kept.values_RK + self._noise.gumbel(*self._seeds(slot_R), kept.ids_RK))
+        best_R = _argmax(kept.values_RK + self._noise.gumbel(*self._seeds(slot_R, length_R), kept.ids_RK))
         token_R = kept.ids_RK.gather(1, best_R[:, None]).squeeze(1)
         many = torch.nonzero(~kept.fits_R).squeeze(1)
         if len(many):
             rest_RV = x_RV[many]
             rest_RV.masked_fill_(rest_RV < kept.floor_R1[many], float("-inf"))
-            token_R[many] = self._draw(rest_RV, slot_R[many.cpu().numpy()])
+            rest = many.cpu().numpy()
+            token_R[many] = self._draw(rest_RV, slot_R[rest], length_R[rest])
         return token_R
 
-    def _draw(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+    def _draw(self, x_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray) -> Tensor:
         """A token of each row by softmax probability."""
-        key_R, position_R = self._seeds(slot_R)
+        key_R, position_R = self._seeds(slot_R, length_R)
         step = max(1, (_CPU_CHUNK if x_RV.device.type == "cpu" else _CUDA_CHUNK) // x_RV.shape[1])
         picked = []
         for first in range(0, len(slot_R), step):

@@ -41,18 +41,18 @@ class ParsedRequest:
     model: str  # the name to answer under
     prompt_field: str  # the field of the body that holds the prompt
     prompts: tuple[Prompt, ...]
-    n: int
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    echo: bool  # completions: the prompt's tokens are part of the answer, and of its logprobs
-    logprobs: int | None  # alternatives per token in the answer; None: no logprobs
-    prompt_logprobs: int | None
-    return_token_ids: bool
-    priority: int
-    deadline_ms: int | None
-    cache_salt: str | None
-    session_id: str | None
+    n: int = 1
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False  # completions: the prompt's tokens are part of the answer, and of its logprobs
+    logprobs: int | None = None  # alternatives per token in the answer; None: no logprobs
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
 
 
 def token_ids(value: Any, vocab_size: int, param: str) -> tuple[int, ...]:
@@ -189,7 +189,6 @@ def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts:
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats),
-        echo=False,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),

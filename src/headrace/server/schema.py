@@ -112,6 +112,15 @@ class EmbeddingBody(Body):
     user: str | None = None  # changes no answer
 
 
+class BatchBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input_file_id: str | None = None
+    endpoint: str | None = None
+    completion_window: str | None = None
+    metadata: dict[str, str] | None = None
+
+
 class TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 

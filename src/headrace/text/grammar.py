@@ -22,8 +22,10 @@ OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": False, "lenient": False}
 MAX_GBNF_CHARACTERS = 32 * 1024  # converting is slow, and keeps other threads waiting
 MAX_MESSAGE = 300  # characters of the library's own words in an error
-_POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
+CANNOT = " cannot be used: "  # between the field and the reason
+_POSITION = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
 _LISTING = re.compile(r"\n +\d+ \| ")
+_BAD_POINTER = re.compile(r"(Pointer|Resource) '(.{1,200}?)' (does not exist|is not present)")
 _UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -103,17 +105,30 @@ def json_rule(schema: Any) -> str:
 def refusal(structured: StructuredOutputs, reason: str) -> InvalidRequest:
     """The error for a form that cannot be kept, in words for whoever wrote it."""
     unknown = _UNKNOWN_KEYWORDS.search(reason)
+    param = _field(structured, reason)
     if "oneOf constraints" in reason:
         reason = "oneOf can only be enforced where its schemas exclude each other by type or by a constant property; use anyOf"
+    if (pointer := _BAD_POINTER.search(reason)) is not None:
+        reason = f"$ref points to {pointer[2]!r}, which is not in the schema"
     if unknown is not None:
         names = ", ".join(json.loads(f"[{unknown[1]}]"))
         reason = f"the JSON schema uses {names}, which cannot be enforced; leave it out"
-    if structured.kind != "grammar":  # the library speaks of a grammar that is ours, not the user's
+    if structured.kind != "grammar" or structured.rule_params:  # the library speaks of a grammar that is ours, not the user's
         reason = _LISTING.split(_POSITION.sub("", reason), maxsplit=1)[0]
     reason = reason.removeprefix("failed to compile JSON schema: ").split("\n<", 1)[0].strip().rstrip(".")
     if len(reason) > MAX_MESSAGE:
         reason = reason[:MAX_MESSAGE] + "..."
-    return InvalidRequest(f"{structured.param} cannot be used: {reason}.", param=structured.param)
+    return InvalidRequest(f"{param}{CANNOT}{reason}.", param=param)
+
+
+def _field(structured: StructuredOutputs, reason: str) -> str:
+    """The field that the line at fault comes from."""
+    found = _POSITION.match(reason)
+    if found is None:
+        return structured.param
+    line = structured.source.splitlines()[int(found[1]) - 1 : int(found[1])]
+    rule = "".join(line).partition(":")[0].partition("[")[0]
+    return dict(structured.rule_params).get(rule, structured.param)
 
 
 def _decode(source: str, what: str) -> Any:

@@ -21,7 +21,7 @@ import msgspec
 
 from headrace.errors import EngineUnavailable, InvalidRequest, RequestFailed
 from headrace.sampling_params import StructuredOutputs
-from headrace.text.grammar import check_size, grammar_of, refusal
+from headrace.text.grammar import CANNOT, check_size, grammar_of, refusal
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 from headrace.text.grammar_worker import read_frame, write_frame
 from headrace.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ class GrammarChecker:
             return False
         reason = self._verdicts[key]
         if reason is not None:
-            raise InvalidRequest(reason, param=structured.param)
+            raise InvalidRequest(reason, param=reason.partition(CANNOT)[0])
         return True
 
     def _remember(self, structured: StructuredOutputs, reason: str | None) -> None:
