@@ -68,7 +68,7 @@ def load(path, bits=None):
     return load_model(str(path), dtype=torch.float32, device=torch.device("cpu"), kernels=True, bits=bits)
 
 
-@pytest.mark.parametrize(("bits", "near"), [(8, 0.02), (4, 0.2)])
+@pytest.mark.parametrize(("bits", "near"), [(8, 0.04), (4, 0.5)])
 def test_a_directory_in_fewer_bits(directory, bits, near):
     model, floats = load(directory, bits), load(directory)
     tokens = prompt(40)
@@ -89,7 +89,7 @@ def test_rows_that_blocks_do_not_fit_are_float16(tmp_path):
     make("LlamaConfig", SIZES | {"intermediate_size": 72}).save_pretrained(tmp_path)
     model = load(tmp_path, 8)
     assert [layer.mlp.down.type_number for layer in model.layers] == [1, 1]
-    assert difference(PagedDriver(model).prefill(prompt(9)), PagedDriver(load(tmp_path)).prefill(prompt(9))) < 0.02
+    assert difference(PagedDriver(model).prefill(prompt(9)), PagedDriver(load(tmp_path)).prefill(prompt(9))) < 0.04
 
 
 def test_a_tensor_that_does_not_fit_is_named(directory):
