@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 import headrace
-from headrace.cli import chat, generate, models, serve
+from headrace.cli import batch, chat, generate, models, serve
 from headrace.errors import HeadraceError, StartError
 
-VERBS = (serve, chat, generate, models)
+VERBS = (serve, chat, generate, batch, models)
 
 EPILOG = """\
 examples:
@@ -22,6 +22,7 @@ examples:
   headrace serve owner/model --port 9000            a model of the hub, another port
   headrace chat                                     talk to the default model in the terminal
   headrace generate prompts.txt --output out.jsonl  one answer for each line
+  headrace batch run requests.jsonl                 many requests to a server, when it has time
   headrace models list                              what is on this machine
 
 `headrace VERB --help` explains the flags of a verb.

@@ -125,6 +125,7 @@ class ModelRunner:
         )
 
     def close(self) -> None:
+        self._masks.close()
         del self._model, self._storage
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
