@@ -139,6 +139,8 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; empty: derived from the model
     chat_template: str | None = None  # path or text that replaces the model's own
+    tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template shows
+    reasoning_parser: str = "auto"  # how it marks its reasoning; auto: as its chat template shows; none: reasoning is not told from content
     shutdown_timeout: float = 30.0  # seconds that running requests may take after SIGTERM
     max_body_bytes: int = 32 * 1024 * 1024
     body_timeout: float = 60.0  # seconds a client may take to send its request

@@ -53,6 +53,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured: StructuredOutputs | None = None  # the form that the answer keeps
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()  # special tokens that are part of the text even where others are left out of it
     detokenize: bool = True
     choice_index: int = field(default=0)  # which of the n choices this engine request is; set by the client
 

@@ -63,10 +63,12 @@ def state_of(prompt: bytes) -> list[float]:
 
 
 class FakeGenerator:
-    """Answers with ANSWER over and over, a byte a token, until max_tokens. Choices take turns."""
+    """Answers with `answer` over and over, a byte a token, until max_tokens; once only, where it `stops`. Choices take turns."""
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
+        self.answer = ANSWER
+        self.stops = False
         self.embedding_requests: list[EmbeddingRequest] = []
         self.open = 0  # generators and embeddings that run now
         self.most_open = 0  # embeddings
@@ -107,7 +109,10 @@ class FakeGenerator:
     async def _deltas(self, request: GenerationRequest) -> AsyncIterator[ChoiceDelta]:
         params = request.params
         total = params.max_tokens or 0
-        data = (ANSWER.encode() * (total // len(ANSWER.encode()) + 1))[:total]
+        answer = self.answer.encode()
+        data = (answer * (1 if self.stops else total // len(answer) + 1))[:total]
+        reason = "stop" if self.stops and len(data) < total else "length"
+        total = len(data)
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(params.n)]
         scores = None
         if params.prompt_logprobs is not None:
@@ -124,7 +129,7 @@ class FakeGenerator:
                     # the choices after the first must wait for these: they come last in the first round
                     prompt_logprobs=scores if position == 0 and index == 0 else None,
                     cached_tokens=self.cached_tokens if position == 0 else None,
-                    finish_reason="length" if last else None,
+                    finish_reason=reason if last else None,
                 )
 
 
@@ -161,9 +166,14 @@ class World:
             model_names=("tiny", "other/name"),
             max_requests=self.max_requests,
         )
+        self.tokenizer = tokenizer
         self.service.loaded = load(tokenizer, self.generator)
         self.app = create_app(self.service)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test")
+
+    def with_context(self, context: int) -> LoadedModel:
+        """The model with another context length."""
+        return load(self.tokenizer, self.generator, context=context)
 
     async def post(self, path: str, body: object, **options: object) -> httpx.Response:
         return await self.http.post(path, json=body, **options)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.server.messages.schema import MessageBody
 from headrace.server.responses.schema import ResponseBody
 from headrace.server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from headrace.server.unsupported import UNSUPPORTED
@@ -20,6 +21,7 @@ BODIES = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponseBody,
+    "/v1/messages": MessageBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -46,7 +48,11 @@ def bodies(body_type: type) -> st.SearchStrategy[dict[str, Any]]:
 
 def check(response: httpx.Response) -> None:
     assert response.status_code < 500, response.text
-    if response.status_code != 200:
+    if response.status_code == 200:
+        return
+    if response.json().get("type") == "error":
+        assert response.json()["error"]["message"]
+    else:
         refused(response, response.status_code)
 
 

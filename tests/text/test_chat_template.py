@@ -137,8 +137,6 @@ def test_forms_of_content(chatml: ChatTemplate, content: Any, text: str) -> None
         (["x"], "object with a role"),
         ([{"role": "assistant", "tool_calls": "x"}], "must be a list"),
         ([{"role": "assistant", "tool_calls": [{}]}], "must have a function"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "not valid JSON"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}], "not valid JSON"),
         ([{"role": "user", "content": "x", "extra": object()}], "JSON values only"),
     ],
 )
@@ -242,13 +240,10 @@ def test_model_without_a_template(byte_level: Tokenizer) -> None:
         ChatTemplate(None, byte_level).render(user("x"))
 
 
-def test_tools_need_a_template_that_writes_them(chatml: ChatTemplate, with_tools: ChatTemplate, byte_level: Tokenizer) -> None:
+def test_templates_that_write_tools(chatml: ChatTemplate, with_tools: ChatTemplate, byte_level: Tokenizer) -> None:
     assert with_tools.supports_tools
     assert ChatTemplate("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", byte_level).supports_tools
     assert not chatml.supports_tools
-    with pytest.raises(InvalidRequest) as caught:
-        chatml.render(user("x"), tools=[{"type": "function"}])
-    assert caught.value.param == "tools"
 
 
 def test_exactly_one_start_token(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.cli import values
 from headrace.config import EngineConfig, ServerConfig
+from headrace.text import reasoning, tool_formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,20 @@ SERVER_OPTIONS = (
         "served-model-name", str, "names that clients may use; the first one is in the answers", field="served_model_names", metavar="NAME", many=True
     ),
     _server("chat-template", str, "file or text that replaces the model's chat template", metavar="TEMPLATE"),
+    _server(
+        "tool-call-parser",
+        str,
+        "how the model writes calls of tools; auto: as its chat template shows",
+        choices=("auto", *sorted(tool_formats.FORMATS)),
+        metavar="NAME",
+    ),
+    _server(
+        "reasoning-parser",
+        str,
+        "how the model marks its reasoning, which is then told from content; auto: as its chat template shows",
+        choices=("auto", "none", *sorted(reasoning.FORMATS)),
+        metavar="NAME",
+    ),
     _server("trust-request-chat-template", values.boolean, "let requests bring their own chat_template"),
     _server("shutdown-timeout", values.seconds, "seconds that running requests may take after SIGTERM; a second SIGTERM forces", metavar="SECONDS"),
     _server("max-body-size", values.size, "largest request body; a larger one is answered 413", field="max_body_bytes", metavar="SIZE"),

@@ -42,7 +42,9 @@ class Choice:
         self._stop = params.stop
         self._include_stop = params.include_stop_str_in_output
         self._detokenizer = (
-            IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, continues=True) if params.detokenize else None
+            IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, shown_token_ids=params.shown_token_ids, continues=True)
+            if params.detokenize
+            else None
         )
         self._checker = StopChecker(self._stop, include_stop_str=self._include_stop) if self._stop else None
         self._held = ""  # text that the checker has and may still give

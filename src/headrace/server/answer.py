@@ -16,6 +16,7 @@ from headrace.server.logprobs import prompt_entries
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.service import LoadedModel
 from headrace.text.answer_events import AnswerParser, ContentText, Event
+from headrace.text.reasoning import ReasoningCounter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +33,18 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None  # of the completion; None: the model does not reason
 
     def body(self) -> dict[str, Any]:
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return body
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +73,7 @@ class _Choice:
 
     scorer: Scorer | None
     parser: AnswerParser | None
+    counter: ReasoningCounter | None
     opened: bool = False
     finished: bool = False
     num_tokens: int = 0
@@ -123,6 +129,7 @@ class Answer:
                     _Choice(
                         scorer=None if new_scorer is None else new_scorer(prompt),
                         parser=None if prompt.new_parser is None else prompt.new_parser(),
+                        counter=None if prompt.new_counter is None else prompt.new_counter(),
                     )
                     for _ in range(request.n)
                 ],
@@ -218,6 +225,10 @@ class Answer:
         if delta.cached_tokens is not None and delta.index == 0:
             self.usage.cached_tokens += delta.cached_tokens
         self.usage.completion_tokens += count
+        if choice.counter is not None:
+            before = choice.counter.count
+            choice.counter.push(delta.token_ids)
+            self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + choice.counter.count - before
         if not state.counted:
             state.counted = True
             self._metrics.prompt(len(state.prompt.token_ids))

@@ -12,6 +12,7 @@ from headrace.sampling_params import SamplingParams
 from headrace.server.schema import CompletionBody, GenerationBody, SamplingBody
 from headrace.server.service import LoadedModel
 from headrace.text.answer_events import AnswerParser
+from headrace.text.reasoning import ReasoningCounter
 
 MAX_CHOICES = 1024  # prompts x n of one request
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI documents it for /v1/completions
@@ -29,6 +30,7 @@ class Prompt:
     params: SamplingParams  # max_tokens is what this prompt leaves room for
     echo_text: str = ""  # put before the answer
     new_parser: Callable[[], AnswerParser] | None = None  # chats: reads the answer's text; one for each choice
+    new_counter: Callable[[], ReasoningCounter] | None = None  # where there may be reasoning; one for each choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import MAX_LOGPROBS
 from headrace.server.chat_prompt import choose_template, message_list
+from headrace.server.chat_reasoning import ReasoningOptions
+from headrace.server.chat_tools import tool_choice, tool_list
 from headrace.server.chat_turn import ChatTurn, TemplateOptions, prepare_turn
 from headrace.server.parse import ParsedRequest, Prompt, common, fit, sampling_params, shown, truncate
 from headrace.server.schema import ChatBody, ChatOptions
@@ -26,7 +28,17 @@ def chat_turn(body: ChatOptions, model: LoadedModel, *, trust_request: bool, bou
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=proceed,
     )
-    return prepare_turn(model, messages=message_list(body.messages), template=options, bounded=bounded)
+    chat = body if isinstance(body, ChatBody) else ChatBody()  # whoever only counts tokens asks nothing of the answer
+    return prepare_turn(
+        model,
+        messages=message_list(body.messages),
+        template=options,
+        tools=tool_list(body.tools),
+        tool_choice=tool_choice(body.tool_choice),
+        parallel_tool_calls=chat.parallel_tool_calls is not False,
+        reasoning=ReasoningOptions(include=chat.include_reasoning is not False, budget=chat.thinking_token_budget, effort=body.reasoning_effort),
+        bounded=bounded,
+    )
 
 
 def chat_logprobs(body: ChatBody) -> int | None:
@@ -56,5 +68,11 @@ def parse_chat(body: ChatBody, model: LoadedModel, model_name: str, turn: ChatTu
     params = sampling_params(body, model, max_tokens=limit, limit_field=limit_field, logprobs=logprobs)
     kept = truncate(turn.prompt_token_ids, body.truncate_prompt_tokens, model)
     fitted = fit(kept, params, model, default=None, limit_field=limit_field, prompt_field="messages")
-    prompt = Prompt(token_ids=kept, params=fitted, echo_text=turn.last_text if body.echo else "", new_parser=turn.new_parser)
+    prompt = Prompt(
+        token_ids=kept,
+        params=turn.apply(fitted),
+        echo_text=turn.last_text if body.echo else "",
+        new_parser=turn.new_parser,
+        new_counter=turn.new_counter,
+    )
     return common(body, model_name=model_name, prompt_field="messages", prompts=[prompt], n=params.n, logprobs=logprobs)

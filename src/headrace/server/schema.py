@@ -144,6 +144,7 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # of an earlier answer, as it was given
     # parts of an answer that clients send back as they got it; always empty in ours
     refusal: None = None
     audio: None = None
@@ -160,13 +161,18 @@ class ChatOptions(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None  # only false with messages: the template writes what there is to be
+    tools: Any = None  # checked by chat_tools.tool_list
+    tool_choice: Any = None  # checked by chat_tools.tool_choice
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ChatBody(ChatOptions, GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    parallel_tool_calls: bool | None = None  # without tools there is no call to be made in parallel
+    parallel_tool_calls: bool | None = None  # false: at most one call
+    include_reasoning: bool | None = None  # false: reasoning is counted, but not returned
+    thinking_token_budget: Annotated[int, Field(ge=0, le=INT32)] | None = None
     prediction: dict[str, Any] | None = None  # a hint for speed
 
 

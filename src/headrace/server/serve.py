@@ -33,6 +33,7 @@ from headrace.server.ready_message import ready_message
 from headrace.server.service import LoadedModel, Service
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tool_formats import TEXT_FORMAT
 
 KEEP_ALIVE_S = 75  # longer than clients' pools keep an idle connection
 LAST_WRITES_S = 3  # for responses that are still being sent when all requests have ended
@@ -171,12 +172,27 @@ class ServingProcess:
                 pass
         except RequestError as error:
             raise StartError(f"The model was loaded, but a first token could not be computed: {error}") from None
-        self._service.loaded = LoadedModel(info=info, tokenizer=tokenizer, template=template, generator=generator, token_texts=TokenTexts(tokenizer))
+        self._service.loaded = LoadedModel(
+            info=info,
+            tokenizer=tokenizer,
+            template=template,
+            generator=generator,
+            token_texts=TokenTexts(tokenizer),
+            tool_call_parser=self._config.tool_call_parser,
+            reasoning_parser=self._config.reasoning_parser,
+        )
 
     def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
         tokenizer = Tokenizer.load(self._engine_config.model)
         given = self._config.chat_template
-        return tokenizer, ChatTemplate(tokenizer.chat_template if given is None else read_template(given), tokenizer)
+        template = ChatTemplate(tokenizer.chat_template if given is None else read_template(given), tokenizer)
+        parser = self._config.tool_call_parser
+        if not template.supports_tools and parser not in ("auto", TEXT_FORMAT):
+            raise ConfigError(
+                f"--tool-call-parser {parser}: the chat template knows no tools, so calls are asked for in the form {TEXT_FORMAT}; "
+                "leave the flag out, or give a template with --chat-template."
+            )
+        return tokenizer, template
 
     async def _drain(self) -> int:
         """Turns new requests away and waits for those that run; 0 if all of them ended in time."""

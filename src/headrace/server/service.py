@@ -58,6 +58,8 @@ class LoadedModel:
     template: ChatTemplate
     generator: TokenGenerator
     token_texts: TokenTexts
+    tool_call_parser: str = "auto"  # a name of text.tool_formats.FORMATS; auto: what the chat template shows
+    reasoning_parser: str = "auto"  # a name of text.reasoning.FORMATS, or none
 
     @property
     def vocab_size(self) -> int:

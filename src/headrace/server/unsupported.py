@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import InvalidRequest
 
 NO_AUDIO = "Audio is not supported; this server answers with text."
-NO_TOOLS = "Tool calls are not supported by this version; leave {field} out."
+OLD_TOOLS = "{field} is the older form of tool calls, which is not supported; send tools and tool_choice instead."
 NO_STRUCTURE = 'Structured output is not supported by this version; leave {field} out, or use {{"type": "text"}} where it is a format.'
 NO_LEGACY = "{field} is not supported; describe the change in the prompt instead."
 
@@ -47,17 +47,14 @@ UNSUPPORTED: dict[str, Rule] = {
     "audio": (never, NO_AUDIO),
     "modalities": (_text_only, 'modalities may only be ["text"]: ' + NO_AUDIO),
     "web_search_options": (never, "web_search_options is not supported; this server does not search the web."),
-    "tools": (never, NO_TOOLS),
-    "tool_choice": (_none, "tool_choice is allowed only together with tools. " + NO_TOOLS),
-    "functions": (never, NO_TOOLS),
-    "function_call": (_none, NO_TOOLS),
+    "functions": (never, OLD_TOOLS),
+    "function_call": (_none, OLD_TOOLS),
     "response_format": (_text_format, NO_STRUCTURE),
     "structured_outputs": (never, NO_STRUCTURE),
     "guided_json": (never, NO_STRUCTURE),
     "guided_regex": (never, NO_STRUCTURE),
     "guided_choice": (never, NO_STRUCTURE),
     "guided_grammar": (never, NO_STRUCTURE),
-    "reasoning_effort": (_none, "reasoning_effort is not supported; pass options of the model's template in chat_template_kwargs."),
     "verbosity": (never, "verbosity is not supported; ask for the length in the prompt."),
     "store": (_not_stored, "store must be false: this server keeps no answers."),
     "use_beam_search": (_not_stored, "use_beam_search is not supported; use temperature 0 for the likeliest text."),

@@ -1,4 +1,4 @@
-"""Chat messages as templates expect them: roles and contents are strings, arguments of calls are objects, nothing is null."""
+"""Chat messages as templates expect them: roles and contents are strings, arguments of calls are objects where they can be, nothing is null."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]], *, knows_developer
     """
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
-    return [_normalize(message, index, knows_developer) for index, message in enumerate(messages)]
+    result = [_normalize(message, index, knows_developer) for index, message in enumerate(messages)]
+    _name_results(result)
+    return result
 
 
 def _normalize(message: Mapping[str, Any], index: int, knows_developer: bool) -> dict[str, Any]:
@@ -51,7 +53,10 @@ def _text(content: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Clients send arguments as a string of JSON; templates write them as JSON themselves."""
+    """Clients send arguments as a string of JSON; here they become the object, or stay the string where there is none in it.
+
+    A call that a limit cut off is part of the conversation from then on; refusing it would end that.
+    """
     if not isinstance(calls, list | tuple):
         raise InvalidRequest(f"{where} must be a list.", param="messages")
     result = []
@@ -59,11 +64,27 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise InvalidRequest(f"{where}[{index}] must have a function.", param="messages")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments) if arguments.strip() else {}
-            except (ValueError, RecursionError) as error:
-                raise InvalidRequest(f"{where}[{index}].function.arguments is not valid JSON.", param="messages") from error
-        result.append({**call, "function": {**function, "arguments": arguments}})
+        result.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
     return result
+
+
+def _arguments(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _name_results(messages: list[dict[str, Any]]) -> None:
+    """Some templates write the function's name beside its result; clients send the id of the call only."""
+    names: dict[Any, Any] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call.get("id")] = call["function"].get("name")
+        if message["role"] == "tool" and "name" not in message and names.get(message.get("tool_call_id")):
+            message["name"] = names[message["tool_call_id"]]

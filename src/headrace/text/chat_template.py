@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,11 @@ import jinja2
 from jinja2 import meta
 
 from headrace.errors import InvalidRequest, ModelLoadError
+from headrace.text.call_history import CallHistory
 from headrace.text.chat_messages import normalize_messages
 from headrace.text.template_sandbox import TemplateEnvironment, TemplateLimit
 from headrace.text.tokenizer import Tokenizer, replace_surrogates
+from headrace.text.tool_prompt import tools_as_text
 
 MAX_TEMPLATE_CHARS = 1_000_000
 MAX_DEPTH = 100  # of objects in messages and tools
@@ -70,7 +73,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment()
         self._template: jinja2.Template | None = None
-        self.supports_tools = False  # whether the template writes the tools it is given
+        self.variables: frozenset[str] = frozenset()  # what the template reads
+        self.supports_tools = False  # whether the template writes the tools it is given; else they become text before it
         self._knows_developer = template is not None and "developer" in template
         if template is None:
             return
@@ -78,7 +82,8 @@ class ChatTemplate:
             raise ModelLoadError(f"The chat template has more than {MAX_TEMPLATE_CHARS} characters.")
         try:
             self._template = self._environment.from_string(template)
-            self.supports_tools = "tools" in meta.find_undeclared_variables(self._environment.parse(template))
+            self.variables = frozenset(meta.find_undeclared_variables(self._environment.parse(template)))
+            self.supports_tools = "tools" in self.variables
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(f"The chat template is not valid: line {error.lineno}: {error.message}") from error
         except RecursionError as error:
@@ -131,8 +136,6 @@ class ChatTemplate:
                 "continue_final_message leaves the last turn open and add_generation_prompt opens a new one; set only one of them.",
                 param="continue_final_message",
             )
-        if tools and not self.supports_tools:
-            raise InvalidRequest("The chat template of this model cannot write tools.", param="tools")
         for name in kwargs or {}:
             if name in _OWN_VARIABLES or name in self._tokenizer.named_tokens:
                 raise InvalidRequest(f"chat_template_kwargs must not set {name}.", param="chat_template_kwargs")
@@ -143,12 +146,17 @@ class ChatTemplate:
             {key: value if key == "role" and value in _ROLES else user.hide(value, "messages", 1) for key, value in message.items()}
             for message in normalize_messages(messages, knows_developer=self._knows_developer)
         ]
+        tools = user.hide(tools, "tools") or None
+        if not self.supports_tools:
+            turns, tools = tools_as_text(turns, tools), None
+        elif any("tool_calls" in turn for turn in turns):
+            turns = [self._history.fit(turn) for turn in turns]
         variables = {
             "documents": None,
             **self._tokenizer.named_tokens,
             **user.hide(dict(kwargs or {}), "chat_template_kwargs"),
             "messages": turns,
-            "tools": user.hide(tools, "tools") or None,
+            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         if not continue_final_message:
@@ -160,6 +168,19 @@ class ChatTemplate:
         if not found:
             raise InvalidRequest("The chat template does not write the last message, so it cannot be continued.", param="continue_final_message")
         return user.segments(rendered if rest.startswith(" ") else rendered.rstrip())
+
+    @functools.cached_property
+    def _history(self) -> CallHistory:
+        """What the template takes of earlier calls."""
+        return CallHistory.probe(self._render_plain, self.source or "")
+
+    def _render_plain(self, messages: list[dict[str, Any]]) -> str | None:
+        """The text of messages of our own, or None where the template fails."""
+        variables = {**self._tokenizer.named_tokens, "messages": messages, "tools": None, "documents": None, "add_generation_prompt": False}
+        try:
+            return self._run(variables, _UserText(self._tokenizer))
+        except InvalidRequest:
+            return None
 
     def _run(self, variables: dict[str, Any], user: _UserText) -> str:
         assert self._template is not None

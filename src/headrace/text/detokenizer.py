@@ -14,20 +14,22 @@ class IncrementalDetokenizer:
     """Pieces of text that put together are exactly `tokenizer.decode(all ids)`; a character comes when its last byte has come.
 
     `continues`: the ids go on from a prompt. Then the space at the start of their first word, which decode of a SentencePiece tokenizer
-    leaves out, is part of the text.
+    leaves out, is part of the text. `shown_token_ids`: special tokens that are not skipped with the others.
     """
 
-    __slots__ = ("_at_start", "_decoder", "_skips", "_tokenizer")
+    __slots__ = ("_at_start", "_decoder", "_skipped", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown_token_ids: Sequence[int] = (), continues: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skips = skip_special_tokens
+        self._skipped = tokenizer.skipped_ids.difference(shown_token_ids) if skip_special_tokens else frozenset()
         self._decoder = _utf8_decoder(errors="replace")
         self._at_start = tokenizer.strips_leading_space and not continues
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain now; empty while a character is incomplete."""
-        ids = self._tokenizer.visible(token_ids) if self._skips else token_ids
+        ids = [token_id for token_id in token_ids if token_id not in self._skipped]
         return self._without_first_space(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids))))
 
     def finish(self) -> str:

@@ -104,8 +104,11 @@ async def test_blocks_become_turns(world: World):
     ]
     response = await ask(world, messages, system=[{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}])
     assert response.status_code == 200, response.text
+    calls = last_prompt(world)[len("[system]Be brief.[user]One[assistant]Two\n") :].partition("[user]")[0]
+    assert calls.startswith('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    results = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in ("42", "Error: no", ""))
     assert last_prompt(world) == (
-        "[system]Be brief.[user]One[assistant]Two[tool]42[tool]Error: no[tool][user]Three[assistant]Four[system]Five[user]Six[assistant]"
+        f"[system]Be brief.[user]One[assistant]Two\n{calls}[user]{results}\nThree[assistant]Four[system]Five[user]Six[assistant]"
     )
 
 

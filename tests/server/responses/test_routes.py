@@ -106,7 +106,9 @@ async def test_an_item_of_each_kind_becomes_its_turn(world: World):
     ]
     response = await respond(world, items)
     assert response.status_code == 200, response.text
-    assert last_prompt(world) == "[system]Be brief.[user]One[assistant]Two[tool]42[assistant]No[user]Three[assistant]"
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    result = "<tool_response>\n42\n</tool_response>"
+    assert last_prompt(world) == f"[system]Be brief.[user]One[assistant]Two\n{call}[user]{result}[assistant]No[user]Three[assistant]"
     listed = (await world.http.get(f"/v1/responses/{response.json()['id']}/input_items?order=asc&limit=100")).json()
     assert [item["type"] for item in listed["data"]] == [
         *("message", "message", "reasoning", "message", "function_call", "function_call_output", "message", "message")
@@ -207,6 +209,8 @@ async def test_the_oldest_items_go_where_truncation_is_auto(world: World):
     assert prompt.endswith("1919[user]Last.[assistant]")
     assert CONTEXT - 20 - 80 < len(prompt) <= CONTEXT - 20
     assert response["truncation"] == "auto"
+    listed = (await world.http.get(f"/v1/responses/{response['id']}/input_items?order=asc")).json()["data"]
+    assert prompt == "".join(f"[{item['role']}]{item['content'][0]['text']}" for item in listed) + "[assistant]"
     refused(await respond(world, "x" * CONTEXT, truncation="auto"), param="input", code="context_length_exceeded")
 
 
@@ -318,6 +322,11 @@ async def test_bad_input_is_refused_by_name(world: World, value, param):
             {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}},
             "tool_choice.tools",
         ),
+        ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 65),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"metadata": {str(number): "v" for number in range(17)}}, "metadata"),
+        ({"user": "u" * 600}, "user"),
+        ({"tools": [{**FUNCTION, "description": "x" * 2**20}], "tool_choice": "none"}, "tools"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
         ({"messages": []}, "messages"),

@@ -32,12 +32,12 @@ def parse_message(data: bytes, service: Service, model: LoadedModel) -> ParsedRe
     params = sampling_params(body, model, max_tokens=body.max_tokens, limit_field="max_tokens", logprobs=None)
     stops = stop_sequences(body)
     turn = make_turn(body, model, bounded=True)
-    params = dataclasses.replace(params, stop=stops, structured=turn.structured)
+    params = dataclasses.replace(turn.apply(params), stop=stops)
     fitted = fit(turn.prompt_token_ids, params, model, default=None, limit_field="max_tokens", prompt_field="messages")
     return ParsedRequest(
         model=name,
         prompt_field="messages",
-        prompts=(Prompt(token_ids=turn.prompt_token_ids, params=fitted, new_parser=turn.new_parser),),
+        prompts=(Prompt(token_ids=turn.prompt_token_ids, params=fitted, new_parser=turn.new_parser, new_counter=turn.new_counter),),
         n=1,
         stream=bool(body.stream),
         include_usage=True,
@@ -99,14 +99,14 @@ def output_form(body: ConversationBody) -> StructuredOutputs | None:
     )
 
 
-def reasoning_options(body: ConversationBody) -> ReasoningOptions | None:
+def reasoning_options(body: ConversationBody) -> ReasoningOptions:
     """Without `thinking` there is none in the answer: clients that did not ask for it take the first block for the text."""
     effort = body.output_config.effort if body.output_config is not None else None
     thinking = body.thinking
     if thinking is None or thinking.type == "disabled":
         if effort is not None:
             raise InvalidRequest("output_config.effort is allowed only together with thinking.", param="output_config.effort")
-        return None
+        return ReasoningOptions(include=False)
     if (thinking.budget_tokens is not None) != (thinking.type == "enabled"):
         raise InvalidRequest("thinking.budget_tokens is required with type enabled, and allowed with no other type.", param="thinking.budget_tokens")
     return ReasoningOptions(budget=thinking.budget_tokens, effort=effort)

@@ -80,7 +80,7 @@ class Block(Strict):
 class TextBlock(Block):
     type: Literal["text"]
     text: str
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: list[Any] | None = None  # of an answer that comes back; templates have no place for them
 
 
 class ThinkingBlock(Strict):

@@ -172,7 +172,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         # the prefix cache is automatic: nothing is written to it at a client's request or cost
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

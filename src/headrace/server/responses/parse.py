@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ class ParsedResponse(ParsedRequest):
 
     body: ResponseBody
     tenant: str
-    input_items: list[dict[str, Any]]  # all that the model was given, those of earlier responses first
+    input_items: list[dict[str, Any]]  # all that the model is given, those of earlier responses first
     store: bool
     background: bool
 
@@ -52,12 +51,14 @@ def parse_response(data: bytes, service: Service, model: LoadedModel, store: Res
     logprobs = answer_logprobs(body)
     params = sampling_params(body, model, max_tokens=body.max_output_tokens, limit_field="max_output_tokens", logprobs=logprobs)
     items = all_items(body, store, tenant)
-    ids, turn = fitting_turn(body, items, model, room=body.max_output_tokens or 1)
+    items, turn = fitting_turn(body, items, model, room=body.max_output_tokens or 1)
+    ids = turn.prompt_token_ids
+    body.input = None  # a large one is not kept while the answer is made
     fitted = fit(ids, params, model, default=None, limit_field="max_output_tokens", prompt_field="input")
     return ParsedResponse(
         model=name,
         prompt_field="input",
-        prompts=(Prompt(token_ids=ids, params=dataclasses.replace(fitted, structured=turn.structured), new_parser=turn.new_parser),),
+        prompts=(Prompt(token_ids=ids, params=turn.apply(fitted), new_parser=turn.new_parser, new_counter=turn.new_counter),),
         n=1,
         stream=bool(body.stream),
         include_usage=True,
@@ -165,19 +166,18 @@ def make_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, 
     )
 
 
-def fitting_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, room: int) -> tuple[tuple[int, ...], ChatTurn]:
-    """The turn; where truncation is auto, without as many of the oldest items as must go.
+def fitting_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, room: int) -> tuple[list[dict[str, Any]], ChatTurn]:
+    """The items that the model is given, and their turn; where truncation is auto, as many of the oldest items are dropped as must go.
 
     System and developer messages stay, and so does all from the last user message on.
     """
     if body.truncation != "auto":
-        turn = make_turn(body, items, model, bounded=True)
-        return turn.prompt_token_ids, turn
+        return items, make_turn(body, items, model, bounded=True)
     most = model.info.max_model_len - room
     asked = [index for index, item in enumerate(items) if item.get("role") == "user"]
     droppable = [index for index in range(asked[-1] if asked else 0) if items[index].get("role") not in ("system", "developer")]
 
-    def without(count: int) -> ChatTurn | None:
+    def without(count: int) -> tuple[list[dict[str, Any]], ChatTurn] | None:
         dropped = set(droppable[:count])
         kept = [item for index, item in enumerate(items) if index not in dropped]
         calls = {item["call_id"] for item in kept if item["type"] == "function_call"}
@@ -186,14 +186,13 @@ def fitting_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedMode
             turn = make_turn(body, kept, model, bounded=True)
         except ContextLengthExceeded:
             return None
-        return turn if len(turn.prompt_token_ids) <= most else None
+        return (kept, turn) if len(turn.prompt_token_ids) <= most else None
 
     fitting = without(0)
     if fitting is None:
         least = bisect_left(range(1, len(droppable)), True, key=lambda count: without(count) is not None) + 1
         fitting = without(least)
-    turn = fitting or make_turn(body, items, model, bounded=True)  # where nothing fits, the error has the numbers of the whole
-    return turn.prompt_token_ids, turn
+    return fitting or (items, make_turn(body, items, model, bounded=True))  # where nothing fits, the error has the numbers of the whole
 
 
 def new_response(request: ParsedResponse, header: Header) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.server.schema import Body, HarmlessFields, SamplingBody, Word
+from headrace.server.schema import Body, HarmlessFields, Name, SamplingBody, Word
 from headrace.server.unsupported import Rule, never
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -61,7 +61,17 @@ class InputBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
 
 
+# What comes back with the response, and may be stored, is bounded; so are the prompt's parts, by the context.
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+MAX_TOOLS_BYTES = 2**20  # of JSON
+
+
 class ResponseBody(InputBody, SamplingBody, HarmlessFields):
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
     max_output_tokens: int | None = None
     stop: Word | list[Word] | None = None
     store: bool | None = None
@@ -91,8 +101,9 @@ UNSUPPORTED: dict[str, Rule] = {
 class TextPart(Strict):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = None  # of an answer that comes back
+    # of an answer that comes back; templates have no place for them
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 

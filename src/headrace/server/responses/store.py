@@ -49,11 +49,13 @@ class ResponseStore:
         return len(self._entries)
 
     def put(self, tenant: str, response: dict[str, Any], input_items: list[dict[str, Any]]) -> None:
-        """Keep a response, or a newer state of it."""
+        """Keep a response, or a newer state of it. One that is larger than all of the room is not kept."""
         entry = StoredResponse(response_json=msgspec.json.encode(response), input_json=msgspec.json.encode(input_items))
         key = (tenant, response["id"])
         with self._lock:
             self._drop(key)
+            if entry.size > self._max_bytes:
+                return
             self._entries[key] = entry
             self.num_bytes += entry.size
             while len(self._entries) > self._max_responses or self.num_bytes > self._max_bytes:

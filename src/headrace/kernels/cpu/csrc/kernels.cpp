@@ -10,6 +10,8 @@
 extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* headrace_kernels() {
   static const headrace::KernelTable table = {HEADRACE_TEXT(HEADRACE_ISA),
                                               quantize,
+                                              arrange,
+                                              kFloatColumns,
                                               linear,
                                               unpack_row,
                                               attention_part,

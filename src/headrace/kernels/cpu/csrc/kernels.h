@@ -14,8 +14,9 @@ enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 // The numbers that GGUF files write.
 enum Format : int64_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
 
-constexpr int64_t kGroupRows = 16;  // output rows that lie interleaved in a packed weight
-constexpr int64_t kBlock = 32;      // values of an activation that share a scale
+constexpr int64_t kGroupRows = 16;    // output rows that lie interleaved in a packed weight
+constexpr int64_t kBlock = 32;        // values of an activation that share a scale
+constexpr int64_t kRowsAtOnce = 120;  // most activation rows of one call of `linear`: a whole number of all tiles, and they fit the caches
 
 // Of 32 quantised values q of one activation row: x ~ q * scale.
 struct BlockInfo {
@@ -30,7 +31,7 @@ struct Linear {
   int64_t format;
   int64_t rows;           // N
   int64_t columns;        // K, a multiple of the format's block
-  const float* floats;    // [M, K], for weights in floating point
+  const float* floats;    // [M, K], arranged, for weights in floating point
   const int8_t* x;        // [M, K] quantised, for the others
   const BlockInfo* info;  // [M, K / 32]
   const float* bias;      // [N] or null
@@ -57,6 +58,10 @@ struct KernelTable {
   const char* name;
   // floats [M, K] -> int8 [M, K], info [M, K / 32]
   void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info);
+  // For weights in floating point: the next tile of `rows` activation rows [rows, K], of which there are ceil(rows / float_columns), into the
+  // order that `linear` reads. Called with the rows that one call of `linear` takes; a single row stays as it is.
+  void (*arrange)(const float* x, int64_t rows, int64_t k, int64_t tile, float* out);
+  int64_t float_columns;
   // rows of groups [first_group, last_group) for activation rows [first, last)
   void (*linear)(const Linear& args, int64_t first_group, int64_t last_group, int64_t first, int64_t last);
   // one row of a packed weight -> float32 [K]

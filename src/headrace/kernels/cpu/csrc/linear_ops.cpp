@@ -5,7 +5,25 @@ namespace headrace {
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 128;  // activation rows that pass one group of weight rows while both stay in the caches
+// m activation rows in pieces of as many rows, at most kRowsAtOnce, of whole tiles of `tile` rows.
+int64_t rows_a_chunk(int64_t m, int64_t tile) {
+  const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, rows = (m + chunks - 1) / chunks;
+  return (rows + tile - 1) / tile * tile;
+}
+
+// Activations as the kernels want them against weights in floating point.
+const float* arranged(const float* x, int64_t m, int64_t k, int64_t chunk, Scratch& scratch) {
+  if (m == 1) return x;
+  float* out = scratch.get<float>(m * k);
+  const int64_t columns = kernels().float_columns, tiles = chunk / columns;
+  parallel_items((m + chunk - 1) / chunk * tiles, 4096 / k + 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t row = i / tiles * chunk, rows = m - row < chunk ? m - row : chunk;
+      if (i % tiles * columns < rows) kernels().arrange(x + row * k, rows, k, i % tiles, out + row * k);
+    }
+  });
+  return out;
+}
 
 }  // namespace
 
@@ -20,7 +38,8 @@ Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t col
 
 // out[M, rows] (+)= x[M, columns] @ weight^T, all float32
 void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out) {
-  static thread_local Scratch q_scratch, info_scratch;
+  if (m == 0) return;
+  static thread_local Scratch q_scratch, info_scratch, arranged_scratch;
   const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
   const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
   int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
@@ -29,15 +48,17 @@ void multiply(const Weight& weight, const float* x, int64_t m, const float* bias
     parallel_items(m, 16384 / k + 1,
                    [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
   }
-  const Linear args{weight.data, weight.format, weight.rows, k, x, q, info, bias, out, weight.rows, accumulate};
-  const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, pieces = torch::stable::get_num_threads() * 8;
-  const int64_t groups_a_piece = groups / pieces > 1 ? groups / pieces : 1;
+  const int64_t chunk = rows_a_chunk(m, floats ? kernels().float_columns : 8), chunks = (m + chunk - 1) / chunk;
+  const float* rows = floats ? arranged(x, m, k, chunk, arranged_scratch) : nullptr;
+  const Linear args{weight.data, weight.format, weight.rows, k, rows, q, info, bias, out, weight.rows, accumulate};
+  const int64_t pieces = torch::stable::get_num_threads() * 8;
+  const int64_t groups_a_piece = groups / pieces > 2 ? groups / pieces / 2 * 2 : 2;  // even: tiles over two groups are the fastest
   const int64_t pieces_a_chunk = (groups + groups_a_piece - 1) / groups_a_piece;
   parallel_items(chunks * pieces_a_chunk, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      const int64_t row = i / pieces_a_chunk * kRowsAtOnce, group = i % pieces_a_chunk * groups_a_piece;
+      const int64_t row = i / pieces_a_chunk * chunk, group = i % pieces_a_chunk * groups_a_piece;
       kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row,
-                       row + kRowsAtOnce < m ? row + kRowsAtOnce : m);
+                       row + chunk < m ? row + chunk : m);
     }
   });
 }
