@@ -74,9 +74,9 @@ def read_artifacts(folder: str) -> Artifacts:
             folder=path,
             facts={str(name): str(value) for name, value in manifest["facts"].items()},
             shape=StepShape(**{name: int(manifest["shape"][name]) for name in ("static_length", "block_size")}),
-            files={_bucket(entry): (str(entry["file"]), str(entry["sha256"])) for entry in manifest["packages"]},
+            files={_bucket(entry): _file(entry) for entry in manifest["packages"]},
             isa=str(manifest["instruction_set"]),
-            libraries={name: (str(manifest["libraries"][name]["file"]), str(manifest["libraries"][name]["sha256"])) for name in ("operators", "kernels")},
+            libraries={name: _file(manifest["libraries"][name]) for name in ("operators", "kernels")},
         )
     except FileNotFoundError as error:
         raise PackageRefused(f"there is no {path / MANIFEST}: write one with `headrace compile`") from error
@@ -128,6 +128,10 @@ def lend_kernels(folder: str) -> Artifacts | None:
         logger.warning("--artifacts %s is refused: %s", folder, error)
         return None
     return artifacts
+
+
+def _file(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return str(entry["file"]), str(entry["sha256"])
 
 
 def _bucket(entry: Mapping[str, Any]) -> Bucket:

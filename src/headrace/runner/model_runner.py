@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
 from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
@@ -105,6 +106,10 @@ class ModelRunner:
             deterministic=config.deterministic,
         )
         self._sampler = Sampler(table=self._table, history=self._history, vocab_size=self.vocab_size, device=self._device)
+
+    @property
+    def model(self) -> Decoder:
+        return self._model
 
     def info(self, load_seconds: float) -> EngineInfo:
         return EngineInfo(

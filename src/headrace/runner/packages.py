@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import headrace
 from headrace.kernels import cpu
 from headrace.kernels.cpu.build import SOURCES, cpu_flags
 from headrace.runner.buckets import Bucket
@@ -146,7 +145,7 @@ def source_hash() -> str:
 
 @cache
 def code_hash() -> str:
-    root = Path(headrace.__file__).parent
+    root = Path(__file__).parent.parent
     return _files_hash(tuple(root / name for name in _CODE))
 
 
