@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import headrace
 from headrace.errors import ConfigError
 from headrace.kernels import cpu
 from headrace.kernels.cpu.build import KernelBuildError
@@ -102,7 +101,6 @@ def write_artifacts(folder: Path, facts: Facts, shape: StepShape, packages: Mapp
             (folder / library.name).write_bytes(data)
             written[name] = {"file": library.name, "sha256": hashlib.sha256(data).hexdigest()}
         manifest: dict[str, Any] = {
-            "headrace": headrace.__version__,
             "instruction_set": kernels.isa,
             "shape": asdict(shape),
             "facts": facts,

@@ -32,6 +32,7 @@ from headrace.runner.step_module import StepModule, StepShape, example_inputs, m
 
 # What changes the code that comes out. Vector instructions are taken from the processor's flags instead of by compiling probes.
 FLAGS: dict[str, Any] = {
+    "aot_inductor.enable_line_tables": False,
     "aot_inductor.package_constants_in_so": False,
     "aot_inductor.precompile_headers": False,
     "cpp.vec_isa_ok": True,
@@ -62,7 +63,16 @@ def compile_package(module: StepModule, shape: StepShape, bucket: Bucket, target
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations
         program = torch.export.export(module, inputs, dynamic_shapes=open_sizes, strict=False)
-        return Path(aoti_compile_and_package(program, package_path=str(target), inductor_configs=FLAGS))
+        return Path(aoti_compile_and_package(program, package_path=str(target), inductor_configs=_known_flags()))
+
+
+def _known_flags() -> dict[str, Any]:
+    """Those of FLAGS that this version of torch has."""
+    from torch._inductor import config
+
+    known = config.to_dict()
+
+    return {name: value for name, value in FLAGS.items() if name in known}
 
 
 def send_job(stream: BinaryIO, job: Job) -> None:

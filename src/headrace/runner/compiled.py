@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,16 @@ logger = logging.getLogger("headrace.compile")
 Mode = Literal["off", "auto", "full"]
 
 
+class PreparedStep(Protocol):
+    """Computes steps of one bucket."""
+
+    bucket: Bucket
+
+    def run(self, batch: Batch) -> Tensor:
+        """Hidden states of the batch's own tokens, [T, E]. Raises RuntimeError where the prepared form is at fault."""
+        ...
+
+
 class LoadedStep:
     """A package in this process. It reads the weights where they lie; `constants` must live as long as it does."""
 
@@ -44,7 +54,6 @@ class LoadedStep:
         self._caches = [tensor for pair in caches for tensor in pair]
 
     def run(self, batch: Batch) -> Tensor:
-        """Hidden states of the batch's own tokens, [T, E]."""
         (hidden,) = self._loader.boxed_run([*self._inputs.fill(batch), *self._caches])
         return hidden[: len(batch.input_ids_T)]
 
@@ -60,7 +69,8 @@ class CompiledSteps:
         self._reason = reason  # why there is nothing to prepare
         self._paths = Paths([])
         self._lock = threading.Lock()
-        self._loaded: dict[Bucket, LoadedStep] = {}  # replaced as a whole
+        self._loaded: dict[Bucket, PreparedStep] = {}  # replaced as a whole
+        self._retired: frozenset[Bucket] = frozenset()  # a larger bucket does not pay for their steps either
         self._trials = Trials()
         self._compiled_steps = self._general_steps = self._padded_tokens = self._compiled_tokens = self._compilations = self._recompiles = 0
 
@@ -87,7 +97,7 @@ class CompiledSteps:
             self._compilations += 1
             self._recompiles += self._paths[bucket.name].state in ("compiled", "failed", "retired")
 
-    def bring(self, step: LoadedStep, *, source: str) -> None:
+    def bring(self, step: PreparedStep, *, source: str) -> None:
         """Serves from the next step on."""
         with self._lock:
             self._paths[step.bucket.name].move("load")
@@ -103,8 +113,8 @@ class CompiledSteps:
         """Hidden states [T, E] of a step, on the way that its shape and what was measured say."""
         num_tokens, num_rows = len(batch.input_ids_T), len(batch.order)
         loaded = self._loaded
-        bucket = fitting(tuple(loaded), num_tokens=num_tokens, num_rows=num_rows) if loaded else None
-        if bucket is None or max(batch.meta.context_lens) > self._static_length:
+        bucket = fitting((*loaded, *self._retired), num_tokens=num_tokens, num_rows=num_rows) if loaded else None
+        if bucket not in loaded or max(batch.meta.context_lens) > self._static_length:
             self._general_steps += 1
             return self._general(batch)
         if self.mode != "auto":
@@ -143,7 +153,7 @@ class CompiledSteps:
         """Lets go of the packages. Nothing may run afterwards."""
         self._loaded = {}
 
-    def _run(self, step: LoadedStep, batch: Batch) -> Tensor:
+    def _run(self, step: PreparedStep, batch: Batch) -> Tensor:
         try:
             hidden = step.run(batch)
         except RuntimeError as error:
@@ -162,6 +172,8 @@ class CompiledSteps:
         with self._lock:
             self._paths[bucket.name].move(event, reason)
             self._loaded = {other: step for other, step in self._loaded.items() if other != bucket}
+            if event == "retire":
+                self._retired |= {bucket}
         self.on_change()
 
 
