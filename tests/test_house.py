@@ -81,7 +81,7 @@ def test_core_in_a_fresh_interpreter() -> None:
 
 
 def test_public_names() -> None:
-    assert headrace.__all__ == ["LLM", "SamplingParams", "__version__"]
+    assert headrace.__all__ == ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
     for name in headrace.__all__:
         assert getattr(headrace, name) is not None
 

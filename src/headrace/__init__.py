@@ -5,13 +5,13 @@ The offline interface is imported on first use, so that `import headrace` costs 
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.sampling_params import SamplingParams
+from headrace.sampling_params import SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
     from headrace.engine.llm import LLM as LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from headrace.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PathState = Literal["ready", "compiling", "compiled", "failed", "retired"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Speculative decoding; names and meaning as in vLLM. Raises `ConfigError`, which names the key."""
+
+    method: Literal["ngram"] = "ngram"  # prompt lookup: what followed the last tokens before is guessed to follow again
+    num_speculative_tokens: int = 4  # most guesses of a request in a step
+    prompt_lookup_max: int = 4  # the longest and
+    prompt_lookup_min: int = 2  # the shortest run of last tokens that is looked up
+
+    def __post_init__(self) -> None:
+        if self.method != "ngram":
+            raise ConfigError(f"speculative_config: method {self.method!r} is not known; use ngram.")
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
+                raise ConfigError(f"speculative_config: {name} must be a whole number from 1 to 64, not {value!r}.")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min ({self.prompt_lookup_min}) is above prompt_lookup_max ({self.prompt_lookup_max})."
+            )
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
+        """From keys and values. Of the two lengths of a lookup, one that is not given keeps to the other."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise ConfigError(f"speculative_config has an unknown key {unknown[0]!r}; use {', '.join(field.name for field in fields(cls))}.")
+        given = dict(values)
+        ends = ("prompt_lookup_min", "prompt_lookup_max")
+        for name, other in (ends, ends[::-1]):
+            if name not in given and other in given:
+                given[name] = given[other]
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +71,7 @@ class EngineConfig:
     target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2.5 x the decode-only step, more beside many prompts
     session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
     async_scheduling: bool = True  # plan step n+1 while step n runs
+    speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
     seed: int | None = None  # of requests that bring none; None: fresh for each
     compile: Literal["off", "auto", "full"] = "off"  # prepare faster paths in the background; auto: where it pays, full: for all steps
@@ -83,6 +120,7 @@ class SchedulerConfig:
     max_num_queued_reqs: int = 1024
     target_itl_ms: float | None = None
     session_lease_s: float = 300.0
+    speculative_config: SpeculativeConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,4 +187,6 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     max_restarts: int = 5  # engine restarts within ten minutes before the process gives up
     log_requests: bool = False
+    batch_dir: str | None = None  # None: a folder of the model and port under $HEADRACE_HOME, made when the first file comes
+    max_file_bytes: int = 512 * 1024 * 1024
     pooling: Literal["last", "mean"] = "last"  # how an embedding is made of a prompt's hidden states

@@ -21,6 +21,7 @@ class StructuredOutputs:
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
     source: str = ""  # the schema as JSON text; nothing for json_object; the expression; the choices as a JSON list of texts; a Lark grammar or GBNF
     param: str = "structured"  # the field of the request that errors name
+    rule_params: tuple[tuple[str, str], ...] = ()  # of a grammar that was made of several fields: (rule, the field it holds), for errors in that rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

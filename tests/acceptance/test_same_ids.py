@@ -131,6 +131,33 @@ def test_after_a_prefix_hit(model_path, reference, prompts, expected):  # type: 
     assert_same(reference, prompts, expected, got)
 
 
+REPEATS = "Repeat this list word by word, again and again: apple, pear, plum, cherry, grape, fig, apple, pear, plum, cherry, grape, fig, apple, pear,"
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_speculation(model_path, reference, prompts, at_once):  # type: ignore[no-untyped-def]
+    """Guesses are accepted, and the greedy and the drawn ids are those without them."""
+    tokenizer = Tokenizer.load(model_path)
+    mixed = [tokenizer.encode(REPEATS), tokenizer.encode(FILLER * 3), *prompts[:6]]
+    options = {"dtype": "float32", "quantization": "none", "max_model_len": 1024, "max_num_seqs": at_once, "kv_memory": 256 << 20}
+    params = [SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)] * len(mixed)
+    params += [SamplingParams(temperature=0.7, top_p=0.95, seed=i, max_tokens=NEW_TOKENS, ignore_eos=True) for i in range(len(mixed))]
+    asked = [{"prompt_token_ids": prompt} for prompt in mixed * 2]
+    answers = []
+    for speculative_config in (None, {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}):
+        with LLM(model=str(model_path), speculative_config=speculative_config, **options) as llm:  # type: ignore[arg-type]
+            outputs = llm.generate(asked, params, use_tqdm=False)
+            stats = llm._engine.client.stats
+        answers.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert stats is not None
+    print(f"guessed {stats.spec_draft_tokens_total}, right {stats.spec_accepted_tokens_total}")
+    assert stats.spec_accepted_tokens_total > NEW_TOKENS // 2
+    half = len(mixed)
+    assert_same(reference, mixed, answers[0][:half], answers[1][:half])
+    different = sum(a != b for a, b in zip(answers[0][half:], answers[1][half:], strict=True))
+    assert different <= 1, "drawn ids may differ where two scores are closer than rounding: rarely"
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted(model_path, reference, prompts, expected, mode):  # type: ignore[no-untyped-def]
     """A pool of 40 blocks can't hold 16 requests of up to 150 tokens: some must give way and come back."""

@@ -144,3 +144,18 @@ def test_prompt_scores_are_whole_though_chunked_cached_and_preempted():
     assert first.cached_tokens == 0
     assert all(output.prompt_logprobs is None for output in engine.outputs["a"][1:])
     engine.check_answers()
+
+
+def test_a_parent_that_is_computed_again_is_forked_when_it_decodes():
+    """The rest of its answer is written to the block that the fork copies from, by a row that is planned after the copy."""
+    engine = Engine(config(num_blocks=13, max_num_batched_tokens=11, enable_prefix_caching=False, preemption_mode="recompute"))
+    engine.add(request("old", 4, 30, arrival=0.0))
+    engine.add(request("parent", 10, 40, arrival=1.0))
+    parent = engine.scheduler._roster.get("parent")
+    assert parent is not None
+    while not (parent.num_preemptions and parent.num_computed == 11 and parent.num_remaining > 1):
+        assert engine.turn(ahead=False)
+    engine.add(request("fork", engine.messages["parent"].prompt_token_ids, 4, arrival=2.0, fork_of="parent"))
+    engine.run(ahead=False)
+    engine.check_answers()
+    engine.check_at_rest()

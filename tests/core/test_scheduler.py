@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.core.messages import StepPlan
+from headrace.core.messages import SampledRow, StepPlan, StepResult
 from headrace.core.policy import MIN_PREFILL_CHUNK
 from tests.core.block_world import Engine, config, naive_answer, next_token, request, score
 
@@ -58,14 +58,14 @@ def test_an_id_can_be_used_again_while_a_stale_row_of_its_first_use_runs():
 
 
 def test_chunks_fill_the_budget_and_decode_rows_come_first():
-    engine = Engine(config(max_num_batched_tokens=20))
+    engine = Engine(config(max_num_batched_tokens=12))
     engine.add(request("a", 8, 4))
     engine.turn(ahead=False)
     engine.add(request("b", 50, 4))
     engine.turn(ahead=False)
-    assert rows(engine.plans[-1]) == [("a", 8, 1, True), ("b", 0, 19, False)]
+    assert rows(engine.plans[-1]) == [("a", 8, 1, True), ("b", 0, 11, False)]
     engine.run(ahead=False)
-    assert max(plan.num_tokens for plan in engine.plans) == 20
+    assert max(plan.num_tokens for plan in engine.plans) == 12
     engine.check_answers()
 
 
@@ -96,6 +96,21 @@ def test_stop_rules():
         assert len(engine.tokens(f"r{i}")) == count
         assert reason is None or end.finish_reason == reason
         assert reason is None or end.stop_reason == stop_reason
+
+
+def test_a_complete_grammar_ends_the_request_at_once():
+    for min_tokens, max_tokens, last in ((0, 12, 5), (9, 12, 5), (0, 2, 5), (0, 12, 6)):
+        engine = Engine(config())
+        engine.add(request("a", 3, max_tokens, min_tokens=min_tokens, eos_token_ids=(6,)))
+        ends = []
+        for token, complete in ((4, False), (last, True)):
+            plan = engine.scheduler.plan(0.0)
+            row = SampledRow(request_id="a", token_ids=(token,), complete=complete)
+            ends = engine.scheduler.update(StepResult(step_id=plan.step_id, rows=(row,), seconds=0.01), 0.0)
+        (end,) = ends
+        assert (end.finish_reason, end.stop_reason, end.token_ids) == ("stop", None, (last,))
+        assert end.ends_in_text == (last != 6)  # an end token ends the answer, but is no text
+        assert not engine.scheduler.has_work()
 
 
 def test_a_prompt_can_be_scored_without_a_token():

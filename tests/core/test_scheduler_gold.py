@@ -1,6 +1,7 @@
 """The scheduler against a slow, plain simulation of its rules where blocks never run out.
 
 The simulation knows no blocks, no slots by number and no plans made ahead: it keeps lists, sorts them anew for each step and takes the first.
+Of speculation it knows the answers beforehand, so that it can tell how many guesses are right.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config import SpeculativeConfig
 from headrace.core.messages import AddRequest
 from headrace.core.policy import AGED_SHARE, AGING_S_PER_TOKEN, MIN_PREFILL_CHUNK, PATIENCE_S
 from headrace.core.step_time import FIRST_CHUNK
-from tests.core.block_world import Engine, config, request
+from tests.core.block_world import Engine, config, naive_answer, request
 
 BUDGET, SLOTS = 48, 5
+SPECULATION = SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3)
 Rows = list[tuple[str, int, int]]  # (id, start, tokens)
 
 
@@ -26,6 +29,20 @@ class Simulated:
     computed: int = 0
     tokens: int = 0  # prompt and answer so far
     started: int | None = None  # step
+
+    def __post_init__(self) -> None:
+        self.whole = [*self.message.prompt_token_ids, *naive_answer(self.message)[0]]
+
+    def guesses(self) -> list[int]:
+        """What followed the longest run of last tokens at its latest place before, over and over up to the most guesses."""
+        known = self.whole[: self.tokens]
+        most = min(SPECULATION.num_speculative_tokens, len(self.whole) - self.tokens - 1)
+        for size in range(SPECULATION.prompt_lookup_max, SPECULATION.prompt_lookup_min - 1, -1):
+            for place in range(self.tokens - size - 1, -1, -1):
+                if known[place : place + size] == known[self.tokens - size :]:
+                    period = self.tokens - size - place
+                    return [known[place + size + i % period] for i in range(most)]
+        return []
 
     @property
     def left(self) -> int:
@@ -50,7 +67,7 @@ class Simulated:
         return (self.message.priority, deadline, self.left, self.age)
 
 
-def simulate(arrivals: dict[int, list[AddRequest]]) -> list[Rows]:
+def simulate(arrivals: dict[int, list[AddRequest]], *, speculates: bool) -> list[Rows]:
     waiting: list[Simulated] = []
     running: list[Simulated] = []
     steps: list[Rows] = []
@@ -67,7 +84,7 @@ def simulate(arrivals: dict[int, list[AddRequest]]) -> list[Rows]:
         for one in running:
             if one.decoding:
                 grants[one.seq] = 1
-        num_decodes = len(grants)
+        num_decodes, decoding = len(grants), set(grants)
         while waiting and len(running) < SLOTS:
             first = min(waiting, key=lambda one: one.place)
             waiting.remove(first)
@@ -87,11 +104,16 @@ def simulate(arrivals: dict[int, list[AddRequest]]) -> list[Rows]:
             more = min(one.left - grants.get(one.seq, 0), budget)
             grants[one.seq] = grants.get(one.seq, 0) + more
             budget -= more
-        steps.append([(one.message.request_id, one.computed, grants[one.seq]) for one in running if grants.get(one.seq)])
+        guesses = {one.seq: one.guesses() if speculates and not any(other.seq not in decoding for other in running) else [] for one in running}
+        steps.append([(one.message.request_id, one.computed, grants[one.seq] + len(guesses[one.seq])) for one in running if grants.get(one.seq)])
         for one in running:
             one.computed += grants.get(one.seq, 0)
             if one.computed == one.tokens:
-                one.tokens += 1
+                for guess in [*guesses[one.seq], None]:
+                    one.tokens += 1
+                    if guess != one.whole[one.tokens - 1]:
+                        break
+                one.computed = max(one.computed, one.tokens - 1)
         running = [one for one in running if one.tokens < len(one.message.prompt_token_ids) + one.message.params.max_tokens]
     raise AssertionError("the simulation does not end")
 
@@ -100,7 +122,7 @@ arrival = st.fixed_dictionaries(
     {
         "step": st.integers(0, 12),
         "prompt": st.integers(1, 150),
-        "max_tokens": st.integers(1, 9),
+        "max_tokens": st.integers(1, 14),
         "priority": st.integers(0, 1),
         "deadline": st.none() | st.floats(1000.0, 2000.0),
     }
@@ -108,14 +130,19 @@ arrival = st.fixed_dictionaries(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(arrival, min_size=1, max_size=10), st.booleans())
-def test_every_step_is_as_simulated(drawn: list[dict], caching: bool):
+@given(st.lists(arrival, min_size=1, max_size=10), st.booleans(), st.booleans())
+def test_every_step_is_as_simulated(drawn: list[dict], caching: bool, speculates: bool):
     arrivals: dict[int, list[AddRequest]] = {}
     for i, one in enumerate(sorted(drawn, key=lambda one: one["step"])):
         message = request(f"r{i}", one["prompt"], one["max_tokens"], float(one["step"]), priority=one["priority"], deadline=one["deadline"])
         arrivals.setdefault(one["step"], []).append(message)
     settings_of_engine = config(
-        num_blocks=500, max_num_seqs=SLOTS, max_num_batched_tokens=BUDGET, scheduling_policy="priority", enable_prefix_caching=caching
+        num_blocks=500,
+        max_num_seqs=SLOTS,
+        max_num_batched_tokens=BUDGET,
+        scheduling_policy="priority",
+        enable_prefix_caching=caching,
+        speculative_config=SPECULATION if speculates else None,
     )
     engine = Engine(settings_of_engine)
     for step in range(10_000):
@@ -126,7 +153,7 @@ def test_every_step_is_as_simulated(drawn: list[dict], caching: bool):
             break
         if plan is not None:
             engine.update(seconds=0.0)  # teaches the step-time model nothing
-    expected = simulate(arrivals)
+    expected = simulate(arrivals, speculates=speculates)
     assert [sorted((row.request_id, row.start, row.num_tokens) for row in plan.rows) for plan in engine.plans] == [sorted(rows) for rows in expected]
     engine.check_answers()
     engine.check_at_rest()

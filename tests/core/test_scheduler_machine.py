@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.config import SpeculativeConfig
 from headrace.core.messages import SchedulerStats
 from headrace.core.prefix import blake2b_digest
 from tests.core.block_world import VOCAB, Engine, config, request
@@ -28,6 +29,13 @@ configs = st.builds(
     scheduling_policy=st.sampled_from(["fcfs", "priority"]),
     max_num_queued_reqs=st.sampled_from([2, 100]),
     session_lease_s=st.just(0.5),
+    speculative_config=st.sampled_from(
+        [
+            None,
+            SpeculativeConfig(prompt_lookup_min=1),
+            SpeculativeConfig(num_speculative_tokens=9, prompt_lookup_min=2, prompt_lookup_max=3),
+        ]
+    ),
 )
 prompts = st.builds(lambda shared, own: [*BASE[:shared], *own] or [1], st.integers(0, 20), st.lists(st.integers(0, VOCAB - 1), max_size=6))
 fields = st.fixed_dictionaries(
@@ -39,6 +47,7 @@ fields = st.fixed_dictionaries(
         "eos_token_ids": st.sampled_from([(), (1, 2, 3)]),
         "stop_token_ids": st.sampled_from([(), (4,)]),
         "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        "background": st.sampled_from([False, False, True]),
     }
 )
 
@@ -83,9 +92,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.plan()
 
     @precondition(lambda self: self.engine.outstanding)
-    @rule()
-    def update(self) -> None:
-        self.engine.update()
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.2]))
+    def update(self, seconds: float) -> None:
+        self.engine.update(seconds)
 
     @rule(steps=st.integers(1, 6), ahead=st.booleans())
     def turn(self, steps: int, ahead: bool) -> None:

@@ -34,7 +34,7 @@ def test_it_learns_a_linear_machine(noise: float):
 def test_the_chunk_keeps_the_step_within_its_target(bend: float):
     """Also where the machine is flat for a few tokens and steep for many, after some steps of that very size."""
     model = trained(bend=bend)
-    decode = {"decode_tokens": 8, "decode_attended": 2400, "num_prompts": 8}
+    decode = {"decode_tokens": 8, "decode_attended": 2400, "num_prompts": 1}
     for _ in range(40):
         chunk = model.prefill_chunk(**decode, context=500, limit=1000, floor=8, target_s=None)
         attended = 2400 + chunk * (500 + chunk)
@@ -55,13 +55,14 @@ def test_an_absolute_target_and_the_bounds():
 
 
 def test_many_prompts_beside_few_decodes_take_their_share_of_the_time():
-    """Three times as many prompts as decodes: three times the share of a step, unless the user named a target."""
+    """By the root of their number, and by their ratio to the decodes where that is more, unless the user named a target."""
     model = trained()
     ask = {"decode_tokens": 8, "decode_attended": 2400, "context": 0, "limit": 1000, "floor": 8}
-    few, many = (model.prefill_chunk(**ask, num_prompts=count, target_s=None) for count in (8, 24))
     undisturbed = model.predict(tokens=8, attended=2400, has_prefill=False)
-    took = [model.predict(tokens=8 + chunk, attended=2400 + chunk * chunk, has_prefill=True) / undisturbed for chunk in (few, many)]
-    assert took == [pytest.approx(ITL_FACTOR, rel=0.1), pytest.approx(1 + 3 * (ITL_FACTOR - 1), rel=0.1)]
+    for prompts, share in ((1, 1), (4, 2), (40, 40**0.5), (80, 10)):
+        chunk = model.prefill_chunk(**ask, num_prompts=prompts, target_s=None)
+        took = model.predict(tokens=8 + chunk, attended=2400 + chunk * chunk, has_prefill=True)
+        assert took / undisturbed == pytest.approx(1 + share * (ITL_FACTOR - 1), rel=0.1)
     assert model.prefill_chunk(**ask, num_prompts=24, target_s=0.05) == model.prefill_chunk(**ask, num_prompts=1, target_s=0.05)
 
 
@@ -98,3 +99,25 @@ def test_a_chunk_far_beyond_all_steps_seen_is_not_trusted():
     assert model.prefill_chunk(**ask) == FIRST_CHUNK
     model.observe(tokens=33, attended=33 * 33, has_prefill=True, seconds=0.05)
     assert model.prefill_chunk(**ask) == GROWTH * 33
+
+
+def test_a_long_prompt_does_not_blur_what_an_undisturbed_step_takes():
+    """Hundreds of steps with prompt tokens and none without, on a machine where the first tokens of a step are almost free."""
+
+    def seconds(tokens: int, attended: int) -> float:
+        return max(0.025 + 0.0005 * tokens, 0.0025 * tokens) + 5e-7 * attended
+
+    model, context = StepTimeModel(), 0
+    for step in range(60):
+        model.observe(tokens=1, attended=step + 1, has_prefill=False, seconds=seconds(1, step + 1))
+    ratios = []
+    while context < 4000:
+        chunk = model.prefill_chunk(decode_tokens=1, decode_attended=60, num_prompts=1, context=context, limit=2047, floor=8, target_s=None)
+        attended = 60 + chunk * (context + chunk)
+        took = seconds(1 + chunk, attended)
+        model.observe(tokens=1 + chunk, attended=attended, has_prefill=True, seconds=took)
+        ratios.append(took / seconds(1, 60))
+        context += chunk
+    assert model.predict(tokens=1, attended=60, has_prefill=False) == pytest.approx(seconds(1, 60), rel=0.05)
+    assert max(ratios[1:]) < 1.25 * ITL_FACTOR
+    assert sum(ratios[5:]) / len(ratios[5:]) > 0.8 * ITL_FACTOR

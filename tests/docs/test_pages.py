@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.cli.main import build_parser
 from headrace.cli.options import SERVE_GROUPS
 from headrace.observe.metrics import Metrics
-from headrace.server import app, schema
+from headrace.server import app, routes_batches, routes_files, schema
 from headrace.server.unsupported import UNSUPPORTED
 from tests.docs.markdown import PAGES, ROOT, blocks, commands
 
@@ -91,7 +91,9 @@ def test_every_route_is_in_the_reference() -> None:
 
     service: Any = SimpleNamespace()
     documented = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", API))
-    assert {route.path for family in app.FAMILIES for route in family.routes(service)} == documented
+    routes = [route for family in app.FAMILIES for route in family.routes(service)]
+    routes += [*routes_files.routes(service, service), *routes_batches.routes(service, service)]
+    assert {route.path for route in routes} == documented
 
 
 def test_every_error_is_in_the_reference() -> None:

@@ -114,6 +114,13 @@ def test_the_end_token_counts_but_has_no_text(tokenizer):
         assert (joined.text, joined.token_ids, joined.finish_reason, joined.stop_reason) == ("hi", tuple(ids), "stop", None)
 
 
+def test_the_last_token_of_a_complete_grammar_has_text(tokenizer):
+    choice = Choice(0, SamplingParams(), tokenizer, limit=1)
+    ids = tuple(tokenizer.encode("{}"))
+    assert not choice.push(TokenOutput(request_id="r", token_ids=ids, finish_reason="stop", ends_in_text=True))
+    assert (choice.take().text, choice.finished) == ("{}", True)
+
+
 def test_a_stop_token_is_left_out_unless_wanted(tokenizer):
     ids = tokenizer.encode("hi!")
     joined, _ = run(tokenizer, ids, [2], end="stop", stop_reason=ids[-1], stop_token_ids=(ids[-1],))

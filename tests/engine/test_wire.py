@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace.config import EngineConfig, EngineInfo
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenLogprobs, TokenOutput
 from headrace.engine import wire
-from headrace.sampling_params import SamplingParams
+from headrace.sampling_params import SamplingParams, StructuredOutputs
+from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 TOKEN = st.integers(0, 2**31)
@@ -34,6 +35,7 @@ PARAMS = st.builds(
     bad_words_ids=st.lists(TOKENS, max_size=2).map(tuple),
     allowed_token_ids=st.none() | TOKENS.filter(bool),
     logprobs=st.none() | st.integers(0, 20),
+    structured=st.none() | st.builds(StructuredOutputs, kind=st.sampled_from(["json_schema", "choice"]), source=TEXT, param=TEXT),
 )
 ADDS = st.builds(
     AddRequest,
@@ -48,6 +50,7 @@ ADDS = st.builds(
     cache_salt=st.none() | TEXT,
     session_id=st.none() | TEXT,
     fork_of=st.none() | TEXT,
+    background=st.booleans(),
     pooling=st.sampled_from([None, "last", "mean"]),
 )
 LOGPROBS = st.builds(
@@ -64,9 +67,13 @@ OUTPUTS = st.builds(
     pooled=st.none() | st.binary(max_size=8),
     finish_reason=st.sampled_from([None, "stop", "length", "abort", "error"]),
     stop_reason=st.none() | TOKEN,
+    ends_in_text=st.booleans(),
     error_code=st.none() | TEXT,
     error_message=st.none() | TEXT,
     num_preemptions=COUNT,
+)
+VOCABULARIES = st.builds(
+    GrammarVocabulary, tokens=st.lists(st.binary(max_size=4), max_size=5).map(tuple), control_token_ids=TOKENS, end_token_ids=TOKENS
 )
 STATS = st.builds(SchedulerStats, **dict.fromkeys(SchedulerStats.__slots__, COUNT))
 CONFIGS = st.builds(
@@ -104,6 +111,7 @@ def body(frame: bytes) -> bytes:
     | st.builds(wire.Add, ADDS)
     | st.builds(wire.Abort, st.builds(AbortRequest, request_id=TEXT, reason=st.sampled_from(["abort", "stop"])))
     | st.just(wire.Shutdown())
+    | st.builds(wire.Vocabulary, VOCABULARIES)
 )
 def test_messages_to_the_engine(message):
     assert wire.decode_to_engine(body(wire.encode_frame(message))) == message

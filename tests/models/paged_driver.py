@@ -15,14 +15,15 @@ from headrace.models.decoder import Decoder
 class PagedDriver:
     """Sequences are named by number; `step` computes tokens of several at once and returns the logits at each of their positions."""
 
-    def __init__(self, model: Decoder, *, num_blocks: int = 64, block_size: int = 4, deterministic: bool = False) -> None:
+    def __init__(
+        self, model: Decoder, *, num_blocks: int = 64, block_size: int = 4, deterministic: bool = False, kv_dtype: torch.dtype | None = None
+    ) -> None:
         self.model, self.block_size, self.deterministic = model, block_size, deterministic
         config = model.config
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        dtype = kv_dtype or model.dtype
         # NaN wherever nothing was written: reading it shows
-        self.kv_caches = [
-            (torch.full(shape, float("nan"), dtype=model.dtype), torch.full(shape, float("nan"), dtype=model.dtype)) for _ in range(config.num_layers)
-        ]
+        self.kv_caches = [tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in "kv") for _ in range(config.num_layers)]
         self.free = list(range(num_blocks))
         random.Random(0).shuffle(self.free)
         self.tables: dict[int, list[int]] = {}

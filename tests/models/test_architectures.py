@@ -5,16 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.errors import ModelLoadError
+from headrace.kernels import cpu
+from headrace.runner.deterministic import make_deterministic
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import TINY, make, prompt, save_and_load, their_greedy, their_logits
 
 TOKENS = prompt(37)
 
 
+@pytest.fixture(params=["torch", "kernels"])
+def kernels(request):
+    """Whether the CPU kernels compute."""
+    if request.param == "kernels" and cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    return request.param == "kernels"
+
+
 @pytest.mark.parametrize("name", TINY)
-def test_equals_transformers(name, tmp_path):
+def test_equals_transformers(name, kernels, tmp_path):
     theirs = make(*TINY[name])
-    ours = save_and_load(theirs, tmp_path)
+    ours = save_and_load(theirs, tmp_path, kernels=kernels)
     want = their_logits(theirs, TOKENS)
     for chunks in ([37], [16, *[1] * 16, 5]):
         got = PagedDriver(ours).prefill(TOKENS, chunks=chunks)
@@ -24,9 +35,9 @@ def test_equals_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gemma3"])
-def test_a_mixed_batch_gives_each_sequence_its_own_logits(name, tmp_path):
+def test_a_mixed_batch_gives_each_sequence_its_own_logits(name, kernels, tmp_path):
     theirs = make(*TINY[name])
-    ours = save_and_load(theirs, tmp_path)
+    ours = save_and_load(theirs, tmp_path, kernels=kernels)
     texts = {i: prompt(length, seed=i) for i, length in enumerate((40, 21, 3, 33, 29))}
     want = {i: their_logits(theirs, text) for i, text in texts.items()}
     driver = PagedDriver(ours)
@@ -46,15 +57,36 @@ def test_a_mixed_batch_gives_each_sequence_its_own_logits(name, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
-def test_half_precision_stays_near(name, dtype, tmp_path):
+@pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen3", "gemma2"])
+def test_half_precision_stays_near(name, dtype, kernels, tmp_path):
     theirs = make(*TINY[name])
-    ours = save_and_load(theirs, tmp_path, dtype=dtype)
+    ours = save_and_load(theirs, tmp_path, dtype=dtype, kernels=kernels)
     want = their_logits(theirs, TOKENS)
-    got = PagedDriver(ours).prefill(TOKENS)
+    got = PagedDriver(ours, kv_dtype=dtype).prefill(TOKENS)
     assert got.dtype == torch.float32
     coarse = 0.12 if dtype == torch.bfloat16 else 0.015
     assert (got - want).pow(2).mean().sqrt() < coarse * want.std()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama-bias", "phi3", "olmo2", "gemma3"])
+def test_the_kernels_give_the_same_bits_however_a_prompt_is_cut(name, dtype, tmp_path):
+    if cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    ours = save_and_load(make(*TINY[name]), tmp_path, dtype=dtype, kernels=True)
+    make_deterministic(ours)  # what torch computes between the kernels
+    whole = PagedDriver(ours, kv_dtype=dtype, deterministic=True).prefill(TOKENS)
+    for chunks in ([20, 1, 13, 3], [1] * 37):
+        assert torch.equal(PagedDriver(ours, kv_dtype=dtype, deterministic=True).prefill(TOKENS, chunks=chunks), whole)
+
+
+def test_weights_beyond_float16_are_named(tmp_path):
+    if cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    theirs = make(*TINY["llama"])
+    theirs.model.layers[1].mlp.down_proj.weight.data[3, 5] = 1e5
+    with pytest.raises(ModelLoadError, match=r"'model\.layers\.1\.mlp\.down_proj\.weight' has values beyond float16; use --dtype float32"):
+        save_and_load(theirs, tmp_path, dtype=torch.float16, kernels=True)
 
 
 def test_deterministic_attention_equals_the_plain_one(tmp_path):

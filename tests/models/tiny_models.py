@@ -119,9 +119,9 @@ def make(class_name: str, changes: dict[str, Any], *, seed: int = 0) -> transfor
     return model
 
 
-def save_and_load(theirs: transformers.PreTrainedModel, path: Path, *, dtype: torch.dtype = torch.float32) -> Decoder:
+def save_and_load(theirs: transformers.PreTrainedModel, path: Path, *, dtype: torch.dtype = torch.float32, kernels: bool = False) -> Decoder:
     theirs.save_pretrained(path)
-    return load_model(str(path), dtype=dtype, device=torch.device("cpu"))
+    return load_model(str(path), dtype=dtype, device=torch.device("cpu"), kernels=kernels)
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:

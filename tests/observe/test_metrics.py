@@ -20,6 +20,10 @@ class Snapshot:
     preemptions_recompute_total: int = 2
     preemptions_swap_total: int = 1
     recomputed_tokens_total: int = 7
+    spec_drafts_total: int = 4
+    spec_draft_tokens_total: int = 12
+    spec_accepted_tokens_total: int = 8
+    spec_rejected_tokens_total: int = 4
 
 
 def samples(metrics: Metrics, stats: Snapshot | None = None, state: str = "ready", restarts: int = 0) -> dict[str, float]:
@@ -62,6 +66,10 @@ def test_both_names_have_the_same_values(metrics: Metrics):
         "num_preemptions_total": 3,
         "prefix_cache_queries_total": 100,
         "prefix_cache_hits_total": 40,
+        "spec_decode_num_drafts_total": 4,
+        "spec_decode_num_draft_tokens_total": 12,
+        "spec_decode_num_accepted_tokens_total": 8,
+        "spec_decode_num_rejected_tokens_total": 4,
         "request_success_total{finished_reason=stop}": 1,
         "request_success_total{finished_reason=length}": 0,
         "time_to_first_token_seconds_count": 1,

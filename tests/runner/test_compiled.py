@@ -36,7 +36,7 @@ class EagerStep:
     def __init__(self, module: StepModule, bucket: Bucket, runner: ModelRunner) -> None:
         self.bucket = bucket
         self.fault: str | None = None
-        self._module, self._caches = module, runner._storage.caches
+        self._module, self._caches = module, runner.caches
         self._inputs = StaticInputs.empty(bucket, SHAPE.table_width)
 
     def run(self, batch: Batch) -> Tensor:
@@ -132,7 +132,7 @@ def test_padding_is_counted(config: EngineConfig) -> None:
 
 def test_padding_touches_no_foreign_block(config: EngineConfig) -> None:
     runner, _ = compiled_runner(config)
-    caches = runner._storage.caches
+    caches = runner.caches
     for keys, values in caches:
         keys.fill_(float("nan"))
         values.fill_(float("nan"))
@@ -258,7 +258,6 @@ def test_a_compilation_of_a_path_that_had_one_counts_as_again(config: EngineConf
     ("changes", "reason"),
     [
         ({"deterministic": True}, "--deterministic computes in tiles of its own"),
-        ({"quantization": None}, "the weights are not packed for the CPU kernels"),
     ],
 )
 def test_what_cannot_be_compiled_says_why(config: EngineConfig, changes: dict[str, object], reason: str) -> None:

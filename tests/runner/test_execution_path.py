@@ -1,9 +1,10 @@
-"""`--quantization gguf`: what serves, what is said where it can't, what is refused."""
+"""Which way computes: what serves, what is said where it can't, what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.kernels import cpu
 from headrace.kernels.cpu.library import ISA_VARIABLE
-from headrace.models.loader import load_model
+from headrace.models.loader import load_model, weight_bytes
 from headrace.runner.execution_path import choose_path
 from headrace.runner.model_runner import ModelRunner
 from tests.models.gguf_writer import write_gguf
@@ -78,4 +79,28 @@ def test_what_cannot_go_with_it(config: EngineConfig, tmp_path: Path) -> None:
             choose_path(replace(config, **changes), torch.device(device), dtype)
     with pytest.raises(ConfigError, match="use none or gguf"):
         replace(config, quantization="int4")
-    assert choose_path(replace(config, quantization="none"), torch.device("cpu"), torch.float32).name == "eager"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("isa", ["", "off"])
+def test_weights_in_floating_point(config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any, isa: str) -> None:
+    """Of a directory and of a dequantised file, by the kernels and without them."""
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    kernels = cpu.load()
+    if not isa and kernels is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    for model in (str(tmp_path), config.model):
+        floats = replace(config, model=model, quantization="none", dtype=dtype)
+        path = choose_path(floats, torch.device("cpu"), torch.float32)
+        assert path.name == ("eager, torch operators (no CPU kernels)" if kernels is None else f"eager, CPU kernels ({kernels.isa})")
+        runner = ModelRunner(floats)
+        info, answer = runner.info(0.0), served_ids(runner)
+        assert (info.path, info.dtype) == (path.name, dtype)
+        own = load_model(model, dtype=getattr(torch, dtype), device=torch.device("cpu"), kernels=kernels is not None)
+        assert answer == PagedDriver(own, kv_dtype=getattr(torch, dtype)).greedy(prompt(20), 8)
+        assert info.weight_bytes == weight_bytes(own)
+        runner.close()
+    assert choose_path(floats, torch.device("cuda"), torch.float32).name == "eager"
+    monkeypatch.undo()
+    cpu.load()

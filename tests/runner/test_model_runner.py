@@ -12,6 +12,7 @@ import torch
 from headrace.config import EngineConfig
 from headrace.core.messages import Row, SlotStart, StepPlan
 from headrace.errors import ConfigError
+from headrace.kernels import cpu
 from headrace.runner.interface import LOST_SLOT, NON_FINITE
 from headrace.runner.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams
@@ -71,7 +72,9 @@ def cases(reference: Any) -> Cases:
 
 def test_info_and_sizes(shared: ModelRunner) -> None:
     info = shared.info(1.5)
-    assert (info.dtype, info.device, info.path, info.threads, info.load_seconds) == ("float32", "cpu", "eager", 1, 1.5)
+    assert (info.dtype, info.device, info.threads, info.load_seconds) == ("float32", "cpu", 1, 1.5)
+    kernels = cpu.load()
+    assert info.path == ("eager, torch operators (no CPU kernels)" if kernels is None else f"eager, CPU kernels ({kernels.isa})")
     assert info.max_model_len == shared.max_model_len == 256
     assert info.vocab_size == shared.vocab_size == 128
     assert shared.eos_token_ids == EOS

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.core.messages import SlotStart
 from headrace.runner.draws import TokenNoise, request_key, unseeded_key
 from headrace.runner.filters import keep
+from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import NON_FINITE
 from headrace.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from headrace.runner.sampling_table import SamplingTable
@@ -33,7 +34,8 @@ class Bench:
         self.vocab_size = vocab_size
         self.table = SamplingTable(slots)
         self.history = TokenHistory(num_slots=slots, max_model_len=64)
-        self.sampler = Sampler(table=self.table, history=self.history, vocab_size=vocab_size, device=CPU)
+        masks = GrammarMasks(None, num_slots=slots, num_threads=1)
+        self.sampler = Sampler(table=self.table, history=self.history, masks=masks, vocab_size=vocab_size, device=CPU)
 
     def start(self, slot: int, params: SamplingParams, *, prompt: Sequence[int] = (1,), answer: Sequence[int] = (), eos: tuple[int, ...] = ()) -> int:
         key = request_key(params.seed or 0, params.choice_index)

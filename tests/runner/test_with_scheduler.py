@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config import EngineConfig, SchedulerConfig
+from headrace.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from headrace.core.messages import AddRequest, SchedulerStats, StepPlan
 from headrace.core.scheduler import Scheduler
 from headrace.runner.fake import FakeRunner, FakeScript
@@ -67,6 +67,7 @@ def run(
             preemption_mode=config.preemption_mode,
             enable_prefix_caching=config.enable_prefix_caching,
             enable_chunked_prefill=config.enable_chunked_prefill,
+            speculative_config=config.speculative_config,
         )
     )
     answers: dict[str, list[int]] = {}
@@ -98,6 +99,7 @@ def run(
     return [answers[f"{rounds - 1}-{index}"] for index in range(len(prompts))], scheduler.stats()
 
 
+SPECULATION = SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_min=1)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
 SCHEDULES: dict[str, tuple[dict[str, Any], int]] = {
     "one at a time": ({"max_num_seqs": 1, "enable_prefix_caching": False}, 1),
@@ -107,6 +109,8 @@ SCHEDULES: dict[str, tuple[dict[str, Any], int]] = {
     "prefix hits": ({}, 2),
     "recompute": ({"num_gpu_blocks_override": 40}, 1),
     "swap": ({"num_gpu_blocks_override": 40, "swap_space": 64 * 2048, "preemption_mode": "swap"}, 1),
+    "speculation": ({"speculative_config": SPECULATION}, 1),
+    "speculation and recompute": ({"speculative_config": SPECULATION, "num_gpu_blocks_override": 40}, 2),
     "swap and prefix hits": ({"num_gpu_blocks_override": 40, "swap_space": 64 * 2048, "preemption_mode": "swap", "max_num_batched_tokens": 24}, 2),
 }
 
@@ -121,7 +125,8 @@ def test_greedy_ids_are_those_of_transformers(
     answers, stats = run(ModelRunner(config), config, prompts, [GREEDY] * len(prompts), ahead=ahead, rounds=rounds)
     assert answers == expected
     assert bool(stats.preemptions_swap_total) == schedule.startswith("swap")
-    assert schedule != "recompute" or stats.preemptions_recompute_total > 0
+    assert "recompute" not in schedule or stats.preemptions_recompute_total > 0
+    assert bool(stats.spec_draft_tokens_total) == ("speculation" in schedule)
     if rounds == 2:
         assert stats.prefix_hit_tokens_total > 0
 
@@ -133,7 +138,7 @@ def test_forks_and_seeds_do_not_depend_on_the_schedule(config: EngineConfig, pro
     alone = replace(config, max_num_seqs=1, enable_prefix_caching=False)
     wanted, _ = run(ModelRunner(alone), alone, forked, params * 4, ahead=False)
     assert len({tuple(answer) for answer in wanted}) == len(wanted)
-    for changes in ({}, {"num_gpu_blocks_override": 30}, {"max_num_batched_tokens": 16}):
+    for changes in ({}, {"num_gpu_blocks_override": 30}, {"max_num_batched_tokens": 16}, {"speculative_config": SPECULATION}):
         changed = replace(config, **changes)
         assert run(ModelRunner(changed), changed, forked, params * 4, ahead=ahead)[0] == wanted
 
@@ -150,8 +155,11 @@ def test_the_fake_agrees_with_the_scheduler(seed: int) -> None:
         {"max_num_seqs": 1, "enable_prefix_caching": False},
         {"num_gpu_blocks_override": rng.randrange(30, 60), "max_num_batched_tokens": rng.randrange(8, 80)},
         {"num_gpu_blocks_override": rng.randrange(30, 60), "swap_space": 1, "preemption_mode": "swap"},
+        {"num_gpu_blocks_override": rng.randrange(30, 60), "swap_space": 1, "speculative_config": SPECULATION},
     ):
         config = EngineConfig(model="fake", **{"max_num_seqs": 8, "block_size": BLOCK, "max_num_batched_tokens": 64, "max_model_len": 110, **changes})  # type: ignore[arg-type]
-        runner = FakeRunner(config, FakeScript())
-        answers.append(run(runner, config, prompts, params, ahead=seed % 2 == 1, rounds=2)[0])
-    assert answers[0] == answers[1] == answers[2]
+        runner = FakeRunner(config, FakeScript(echo=3))
+        answer, stats = run(runner, config, prompts, params, ahead=seed % 2 == 1, rounds=2)
+        answers.append(answer)
+        assert (stats.spec_accepted_tokens_total > 20) == (config.speculative_config is not None)
+    assert answers[0] == answers[1] == answers[2] == answers[3]

@@ -80,8 +80,8 @@ class Hand:
         self.tracks[request_id] = track
         return track
 
-    def step(self, parts: dict[str, int], **transfers: Any) -> list[SampledRow]:
-        """Computes the next so many tokens of each named request."""
+    def step(self, parts: dict[str, int], *, guesses: dict[str, Sequence[int]] | None = None, **transfers: Any) -> list[SampledRow]:
+        """Computes the next so many tokens of each named request, and `guesses` behind its last one."""
         starts, rows = [], []
         for request_id, count in parts.items():
             track = self.tracks[request_id]
@@ -98,19 +98,21 @@ class Hand:
                 )
                 track.started, track.told = True, 0
             end = track.computed + count
-            while len(track.blocks) * self.runner.block_size < end:
+            guessed = tuple((guesses or {}).get(request_id, ()))
+            while len(track.blocks) * self.runner.block_size < end + len(guessed):
                 track.blocks.append(self.free.pop(0))
-            known = track.tokens[track.computed : end]
+            known = (*track.tokens[track.computed : end], *guessed)
             rows.append(
                 Row(
                     request_id=request_id,
                     slot=track.slot,
                     start=track.computed,
-                    num_tokens=count,
-                    token_ids=() if track.answer and track.computed == len(track.tokens) - 1 else known,
+                    num_tokens=count + len(guessed),
+                    token_ids=() if track.answer and track.computed == len(track.tokens) - 1 and not guessed else known,
                     block_offset=track.told,
                     new_block_ids=tuple(track.blocks[track.told :]),
                     sample=end == len(track.tokens),
+                    num_speculated=len(guessed),
                 )
             )
             track.told, track.computed = len(track.blocks), end
@@ -121,6 +123,7 @@ class Hand:
         for row in result.rows:
             self.tracks[row.request_id].answer += row.token_ids
             self.tracks[row.request_id].results.append(row)
+            self.tracks[row.request_id].computed += max(0, len(row.token_ids) - 1)
         return list(result.rows)
 
     def finish(self, request_ids: Sequence[str], count: int, *, chunk: int = 10_000) -> None:

@@ -18,6 +18,7 @@ from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.server.app import create_app
+from headrace.server.batch_service import BatchService
 from headrace.server.logprobs import TokenTexts
 from headrace.server.service import LoadedModel, Service
 from headrace.text.chat_template import ChatTemplate
@@ -160,6 +161,7 @@ class World:
     def __init__(self, tokenizer: Tokenizer, **config: object) -> None:
         self.engine = FakeEngine()
         self.generator = FakeGenerator()
+        folder = config.pop("batch_folder", None)
         self.max_requests = int(str(config.pop("max_requests", 64)))
         self.service = Service(
             config=ServerConfig(**config),  # type: ignore[arg-type]
@@ -169,7 +171,8 @@ class World:
         )
         self.tokenizer = tokenizer
         self.service.loaded = load(tokenizer, self.generator)
-        self.app = create_app(self.service)
+        self.batches = None if folder is None else BatchService(self.service, Path(str(folder)), max_lines=4)
+        self.app = create_app(self.service, self.batches)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test")
 
     def with_context(self, context: int) -> LoadedModel:
@@ -187,6 +190,8 @@ class World:
 
     async def close(self) -> None:
         await self.http.aclose()
+        if self.batches is not None:
+            await self.batches.close()
         self.service.close()
 
 

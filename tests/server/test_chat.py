@@ -117,8 +117,6 @@ async def test_bad_messages_are_refused_by_name(world: World, messages, param):
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"audio": {"voice": "a"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"web_search_options": {}}, "web_search_options"),

@@ -81,6 +81,28 @@ async def test_a_client_that_hangs_up_frees_everything(site: Site, stream: bool,
     assert f'headrace_http_requests_total{{outcome="{outcome}",path="/v1/completions"}} 1.0' in text
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "x", "stream": True}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "stream": True}),
+    ],
+)
+async def test_hanging_up_frees_everything_on_every_route(site: Site, path: str, body: dict[str, object]):
+    world = site.world
+    world.generator.pause = asyncio.Event()
+    reader, writer = await site.connect()
+    writer.write(site.wire(path, body))
+    await until(lambda: world.generator.open == 1)
+    if "stream" in body:
+        await asyncio.wait_for(reader.readuntil(b"delta"), 5)
+    writer.close()
+    await until(lambda: world.generator.open == 0 and world.service.admission.active == 0)
+    assert world.service.bodies.used == 0
+    assert world.service.metrics.faults == 0
+
+
 async def test_a_connection_serves_on_after_a_stream(site: Site):
     reader, writer = await site.connect()
     for _ in range(2):

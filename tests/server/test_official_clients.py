@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import anthropic
 import httpx
 import openai
+import pydantic
 import pytest
 
 from headrace.models.store import resolve_model
@@ -112,6 +114,45 @@ def test_messages_plain_and_streamed(anthropic_client: anthropic.Anthropic):
     assert (plain.stop_reason, plain.usage) == (final.stop_reason, final.usage)
     count = anthropic_client.messages.count_tokens(model=MODEL, messages=request["messages"])
     assert count.input_tokens == plain.usage.input_tokens
+
+
+class City(pydantic.BaseModel):
+    name: Literal["Rome", "Paris"]
+    sunny: bool
+
+
+def test_responses_call_functions_and_keep_forms(openai_client: openai.OpenAI):
+    tool = {"type": "function", "name": "weather", "description": "Weather of a city", "parameters": City.model_json_schema(), "strict": True}
+    request = {"model": MODEL, "input": "Is it sunny in Rome?", "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with openai_client.responses.stream(**request, temperature=0) as stream:
+        arguments = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        final = stream.get_final_response()
+    (call,) = final.output
+    assert call.type == "function_call"
+    assert call.arguments == arguments
+    City.model_validate_json(arguments)
+    parsed = openai_client.responses.parse(model=MODEL, input="Is it sunny in Rome?", text_format=City, temperature=0)
+    assert isinstance(parsed.output_parsed, City)
+
+
+def test_messages_use_tools_and_keep_forms(anthropic_client: anthropic.Anthropic):
+    tool = {"name": "weather", "description": "Weather of a city", "input_schema": City.model_json_schema()}
+    messages = [{"role": "user", "content": "Is it sunny in Rome?"}]
+    choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    request = {"model": MODEL, "max_tokens": 100, "tools": [tool], "tool_choice": choice, "extra_body": {"temperature": 0}}
+    plain = anthropic_client.messages.create(messages=messages, **request)
+    with anthropic_client.messages.stream(messages=messages, **request) as stream:
+        final = stream.get_final_message()
+    (use,) = final.content
+    assert plain.stop_reason == final.stop_reason == "tool_use"
+    assert (use.type, use.input) == ("tool_use", plain.content[0].input)
+    City.model_validate(use.input)
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Yes."}
+    history = [*messages, {"role": "assistant", "content": final.content}, {"role": "user", "content": [result]}]
+    answer = anthropic_client.messages.create(model=MODEL, max_tokens=5, tools=[tool], messages=history)
+    assert answer.usage.output_tokens <= 5
+    parsed = anthropic_client.messages.parse(model=MODEL, max_tokens=100, messages=messages, output_format=City)
+    assert isinstance(parsed.parsed_output, City)
 
 
 def test_errors_are_the_clients_own(anthropic_client: anthropic.Anthropic, openai_client: openai.OpenAI, url: str):

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from headrace.errors import InvalidRequest
+from headrace.text.grammar_checker import GrammarChecker
+from headrace.text.grammar_vocabulary import GrammarVocabulary
 from headrace.text.tokenizer import Tokenizer
 from tests.server.fakes import World, events, refused
 
@@ -133,6 +136,38 @@ async def test_markers_in_messages_and_echoes_are_text(world: World) -> None:
     assert prompt_of(world).endswith(f"[user]{ROME}[assistant]{ROME}")
 
 
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        (
+            {"tool_choice": "required"},
+            [ROME, NOON, f"{ROME}\n{NOON}"],
+            ["Hi", "", '<tool_call>\n{"name": "x', ROME + ROME, ROME.replace("Rome", "Bonn")],
+        ),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [ROME, NOON], [f"{ROME}\n{NOON}"]),
+        ({"tool_choice": NAMED}, [ROME], [NOON, f"{ROME}\n{ROME}"]),
+        ({"tools": [STRICT, CLOCK]}, ["Hi <b", ROME, f"Let me see.\n{ROME}\n{NOON} Good."], ["Hi <tool_call>x", ROME.replace("Rome", "Bonn")]),
+        ({"tools": [STRICT], "parallel_tool_calls": False}, ["Hi", ROME], [f"{ROME}\n{ROME}"]),
+    ],
+)
+async def test_grammars_of_forced_and_strict_calls(world: World, fields: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    choice = await answer(world, ROME, **fields)
+    assert choice["finish_reason"] == "tool_calls"
+    grammar = grammar_of(world)
+    assert grammar is not None
+    for text in good:
+        assert accepts(world, grammar, text), (text, grammar)
+    for text in bad:
+        assert not accepts(world, grammar, text), (text, grammar)
+
+
+def accepts(world: World, grammar: str, text: str) -> bool:
+    """Whether the text is a whole answer under the grammar, token for token."""
+    matcher = LLMatcher(GrammarVocabulary.of(world.tokenizer).library_tokenizer(), LLMatcher.grammar_from_lark(grammar), log_level=0)
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
 def conversation(arguments: str, content: str | None = None) -> list[dict[str, Any]]:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     return [
@@ -228,6 +263,31 @@ async def test_a_schema_that_no_grammar_can_hold_names_its_tool(world: World) ->
     tools = [CLOCK, tool(parameters={"type": "object", "properties": {"a": nested}})]
     assert (await world.chat(tools=tools, max_tokens=1)).status_code == 200
     refused(await world.chat(tools=tools, tool_choice="required"), param="tools[1].function.parameters")
+
+
+@pytest.mark.parametrize(("depth", "param"), [(150, "tools"), (5000, None)])  # the second is no body that is read at all
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_schemas_without_end_are_refused(world: World, depth: int, param: str | None, choice: str) -> None:
+    schema = '{"items": ' * depth + "{}" + "}" * depth
+    tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]'
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "tool_choice": "{choice}", "tools": {tools}}}'
+    refused(await world.http.post("/v1/chat/completions", content=body), param=param)
+
+
+async def test_a_keyword_that_no_grammar_can_hold_names_its_tool(world: World) -> None:
+    tools = [CLOCK, WEATHER, tool(parameters={"properties": {"a": {"not": {"type": "string"}}}})]
+    checker = GrammarChecker(world.tokenizer)
+    try:
+        for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+            assert (await world.chat(tools=tools, tool_choice=choice, max_tokens=1)).status_code == 200
+            structured = world.generator.requests[-1].params.structured
+            assert structured is not None
+            for _ in range(2):  # the second time the verdict is known
+                with pytest.raises(InvalidRequest, match=r"^tools\[2\].function.parameters cannot be used: the JSON schema uses not") as caught:
+                    checker.check_now(structured)
+                assert caught.value.param == "tools[2].function.parameters"
+    finally:
+        checker.close()
 
 
 async def test_every_choice_has_calls_of_its_own(world: World) -> None:

@@ -102,6 +102,13 @@ SCHEDULER_OPTIONS = (
     ),
     _engine("async-scheduling", values.boolean, "plan the next step while this one runs"),
     _engine(
+        "speculative-config",
+        values.speculative_config,
+        "guess tokens that stood in the prompt or the answer before: JSON with method (ngram), num_speculative_tokens (4), prompt_lookup_max (4), "
+        "prompt_lookup_min (2); answers stay the same; default: off",
+        metavar="JSON",
+    ),
+    _engine(
         "step-timeout", values.seconds, "a step that takes longer is stuck, and the engine is restarted", field="step_timeout_s", metavar="SECONDS"
     ),
     _engine("runner-factory", str, "package.module:function that makes another runner, for tests and simulation", metavar="NAME"),
@@ -149,6 +156,13 @@ SERVER_OPTIONS = (
     _server("max-body-size", values.size, "largest request body; a larger one is answered 413", field="max_body_bytes", metavar="SIZE"),
     _server("body-timeout", values.seconds, "seconds a client may take to send its request", metavar="SECONDS"),
     _server("max-restarts", values.count, "engine restarts within ten minutes before the process gives up"),
+    _server(
+        "batch-dir",
+        str,
+        "folder of files and batches, one server's own; default: batches/MODEL-PORT under $HEADRACE_HOME, made when it is needed",
+        metavar="FOLDER",
+    ),
+    _server("max-file-size", values.size, "largest file that /v1/files takes", field="max_file_bytes", metavar="SIZE"),
     _server(
         "pooling",
         str,

@@ -13,7 +13,7 @@ import yaml
 
 from headrace.cli import values
 from headrace.cli.options import SCHEDULER_OPTIONS, SERVE_GROUPS, Option
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import EngineConfig, ServerConfig, SpeculativeConfig
 from headrace.errors import ConfigError
 
 MODEL_KEY = "model"
@@ -53,6 +53,8 @@ def read_config_file(path: str) -> dict[str, Any]:
 def _read(option: Option, value: object) -> Any:
     if isinstance(value, list) and (option.many or option.read is values.texts):
         return tuple(str(item) for item in value)
+    if isinstance(value, dict) and option.read is values.speculative_config:
+        return SpeculativeConfig.parse(value)
     if isinstance(value, list | dict):
         raise ValueError("use one value")
     if isinstance(value, bool) and not option.is_switch:

@@ -6,6 +6,8 @@ import json
 import math
 import re
 
+from headrace.config import SpeculativeConfig
+
 SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -137,6 +139,17 @@ def device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
         raise ValueError("use auto, cpu, cuda or cuda:N")
     return text
+
+
+def speculative_config(text: str) -> SpeculativeConfig:
+    """A JSON object, as vLLM takes it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError('use a JSON object, such as \'{"method": "ngram", "num_speculative_tokens": 4}\'')
+    return SpeculativeConfig.parse(value)
 
 
 def quantization(text: str) -> str:

@@ -65,15 +65,15 @@ class Admission:
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
 
-    def start_waiting(self, draft: PlanDraft) -> dict[int, int]:
-        """Start what may start now: preempted requests from the oldest on, then the queue in its order.
+    def start_waiting(self, draft: PlanDraft, *, background: bool) -> dict[int, int]:
+        """Start what may start now: preempted requests from the oldest on, then the queue in its order. `background`: such requests too.
 
         Returns, for requests that compute a prefix others wait for, by the id() of their block table, how many tokens from the start those want.
         """
         wanted: dict[int, int] = {}
         for request in self._candidates():
-            if not self._roster.num_free_slots:
-                break
+            if not self._roster.num_free_slots or (request.background and not background):
+                break  # background requests come after all others
             outcome = self._try_start(request, draft)
             if outcome is _Outcome.NO_ROOM:
                 break
@@ -155,8 +155,11 @@ class Admission:
 
 
 def _can_fork(parent: Request, draft: PlanDraft) -> bool:
-    """Whether plans before this one fill the parent's prompt blocks; copies run before rows, and only from blocks that nothing copies to."""
+    """Whether plans before this one fill the parent's prompt blocks; copies run before rows, and only from blocks that nothing copies to.
+
+    A parent that is computed again after a preemption gets more of its row after this, and must not find the block to copy from shared.
+    """
     if parent.state is not RequestState.RUNNING or parent.num_computed < parent.num_prompt or parent.admitted_step == draft.step_id:
         return False
     row = draft.rows.get(parent)
-    return row is None or row.start >= parent.num_prompt - 1
+    return parent.num_remaining <= 1 if row is None else row.sample and row.start >= parent.num_prompt - 1

@@ -16,6 +16,7 @@ class DraftRow:
     num_tokens: int = 0
     sample: bool = False
     written: set[int] = field(default_factory=set)  # device blocks that hold its positions
+    guesses: tuple[int, ...] = ()  # tokens behind the last known one, computed with it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class PlanDraft:
     swap_out: BlockPairs = field(default_factory=list)  # (device, host)
     swap_in: BlockPairs = field(default_factory=list)  # (host, device)
     copies: BlockPairs = field(default_factory=list)  # (from, to)
-    num_tokens: int = 0
+    num_tokens: int = 0  # without guesses
     num_decode_tokens: int = 0  # of rows that were decoding when the plan began
     decode_attended: int = 0  # sum over these rows of their context
     num_repeated: int = 0  # tokens computed before and lost by preemption
@@ -50,10 +51,22 @@ class PlanDraft:
             row.sample = True
             request.num_pending += 1
 
+    def speculate(self, request: Request, guesses: tuple[int, ...], written: Iterable[int]) -> None:
+        """Compute `guesses` behind the one known token of the request's row, at positions in the blocks `written`.
+
+        The request's counters do not know of them: they move on when the result says how many were right.
+        """
+        row = self.rows[request]
+        assert row.sample
+        assert row.num_tokens == 1
+        assert row.start == len(request.token_ids) - 1
+        row.guesses = guesses
+        row.written.update(written)
+
     def build(self) -> PlannedStep:
         """The frozen plan; from now on the runner knows the slots and blocks in it."""
         # stable: decode rows first, as the runner wants them
-        ordered = sorted(self.rows.items(), key=lambda item: not (item[1].num_tokens == 1 and item[1].sample))
+        ordered = sorted(self.rows.items(), key=lambda item: not (item[1].num_tokens == 1 and item[1].sample and not item[1].guesses))
         plan = StepPlan(
             step_id=self.step_id,
             starts=tuple(_take_start(request) for request in self.rows if request.needs_start),
@@ -68,6 +81,7 @@ class PlanDraft:
             written=tuple(frozenset(row.written) for _, row in ordered),
             attended=sum(row.num_tokens * (row.start + row.num_tokens) for row in plan.rows),
             has_prefill=self.num_tokens > self.num_decode_tokens,
+            speculates=any(row.guesses for row in self.rows.values()),
         )
 
 
@@ -78,6 +92,7 @@ class PlannedStep:
     written: tuple[frozenset[int], ...]  # device blocks that each row writes
     attended: int  # sum over the rows of tokens * context
     has_prefill: bool
+    speculates: bool = False  # how many tokens it gives is not known before its result
 
     def spread(self, device: set[int], host: set[int]) -> None:
         """Add the blocks that this plan fills from blocks in the two sets."""
@@ -109,9 +124,10 @@ def _take_row(request: Request, row: DraftRow) -> Row:
         request_id=request.request_id,
         slot=request.slot,
         start=row.start,
-        num_tokens=row.num_tokens,
-        token_ids=() if unknown else tuple(request.token_ids[row.start : end]),
+        num_tokens=row.num_tokens + len(row.guesses),
+        token_ids=() if unknown else (*request.token_ids[row.start : end], *row.guesses),
         block_offset=offset,
         new_block_ids=tuple(request.table.blocks[offset:]),
         sample=row.sample,
+        num_speculated=len(row.guesses),
     )

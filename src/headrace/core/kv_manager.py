@@ -29,6 +29,7 @@ class BlockTable:
 
     salt: str | None
     leased: bool  # the blocks stay under a lease after the end
+    background: bool = False  # whose request may pause for long: only its like wait for what it computes
     blocks: list[int] = field(default_factory=list)  # device block of positions i * block_size ..
     host_blocks: list[int] = field(default_factory=list)  # while swapped out; `blocks` is empty then
     chain: list[PrefixNode] = field(default_factory=list)  # nodes of the first full blocks of known tokens, made when needed
@@ -97,8 +98,8 @@ class KVManager:
 
     # -- taking blocks -------------------------------------------------------------------------------------------------
 
-    def new_table(self, *, salt: str | None = None, leased: bool = False) -> BlockTable:
-        return BlockTable(salt=salt, leased=leased)
+    def new_table(self, *, salt: str | None = None, leased: bool = False, background: bool = False) -> BlockTable:
+        return BlockTable(salt=salt, leased=leased, background=background)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -126,6 +127,8 @@ class KVManager:
         if promise is None or not same_prefix(promise[1], table.chain[num_matched]):
             return None
         holder = promise[0]
+        if holder.background and not table.background:
+            return None
         end = num_matched + 1
         while (more := self._promise_for(table, token_ids, end)) is not None and more[0] is holder:
             if more[1].token_ids != table.chain[end].token_ids:

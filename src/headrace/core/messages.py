@@ -29,6 +29,7 @@ class AddRequest:
     cache_salt: str | None = None  # prefix blocks are found only under the salt they were stored with
     session_id: str | None = None  # keeps the conversation's blocks under a lease after the end
     fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
+    background: bool = False  # nobody waits for it: it runs in what others leave, after every priority
     pooling: Pooling | None = None  # the prompt's vector is asked for and no token (params.max_tokens is 0)
 
 
@@ -63,6 +64,7 @@ class Row:
     block_offset: int  # new_block_ids stand at this index of the slot's block table (0 on a start: the whole table)
     new_block_ids: tuple[int, ...]
     sample: bool  # the last position yields a token
+    num_speculated: int = 0  # the last so many of token_ids are guesses behind the last known token (sample is True); see `SampledRow`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +100,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRow:
+    """Behind a row's last known token and behind each of its guesses a token is sampled, as it would be if the guesses were its history. They
+    are new tokens up to the first that is no guess, that one included."""
+
     request_id: str
     token_ids: tuple[int, ...] = ()  # new tokens; empty for a row with sample=False or with an error
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per new token, where params.logprobs asked for it
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt tokens that this row's logits score: positions start+1 ..
     pooled: bytes | None = None  # the prompt's vector where it is due: little-endian float32, not normalised
+    complete: bool = False  # the grammar of params.structured allows nothing more: the request ends here
     error: str | None = None  # this row alone failed (non-finite logits, ...)
 
 
@@ -123,6 +129,7 @@ class TokenOutput:
     pooled: bytes | None = None  # the vector of a pooling request, on its only output: see `SampledRow`
     finish_reason: FinishReason | None = None  # set on the last output, and only there
     stop_reason: int | None = None  # the stop token id that ended it, if one of params.stop_token_ids
+    ends_in_text: bool = False  # with finish_reason stop: the last token is none that ends answers, but text like those before it
     error_code: str | None = None  # with finish_reason error: see headrace.errors (queue_full, context_length_exceeded, ...)
     error_message: str | None = None
     num_preemptions: int = 0
@@ -145,3 +152,7 @@ class SchedulerStats:
     preemptions_recompute_total: int
     preemptions_swap_total: int
     recomputed_tokens_total: int
+    spec_drafts_total: int = 0  # rows with guesses
+    spec_draft_tokens_total: int = 0  # guesses
+    spec_accepted_tokens_total: int = 0  # guesses that were right
+    spec_rejected_tokens_total: int = 0

@@ -15,7 +15,17 @@ def collect_prompt_logprobs(request: Request, row: Row, sampled: SampledRow) -> 
     request.prompt_logprobs.extend(sampled.prompt_logprobs[num_known:])
 
 
-def finish_of(request: Request) -> tuple[FinishReason | None, int | None]:
+def append_tokens(request: Request, token_ids: tuple[int, ...], *, complete: bool) -> tuple[int, FinishReason | None, int | None]:
+    """Add new tokens up to the one that ends the request: (how many, finish_reason, stop_reason). `complete`: see `SampledRow`."""
+    for count, token in enumerate(token_ids, start=1):
+        request.token_ids.append(token)
+        finish_reason, stop_reason = _finish_of(request, complete=complete and count == len(token_ids))
+        if finish_reason is not None:
+            return count, finish_reason, stop_reason
+    return len(token_ids), None, None
+
+
+def _finish_of(request: Request, *, complete: bool) -> tuple[FinishReason | None, int | None]:
     """(finish_reason, stop_reason) after the newest token; (None, None) where the request goes on."""
     token = request.token_ids[-1]
     params = request.message.params
@@ -24,6 +34,8 @@ def finish_of(request: Request) -> tuple[FinishReason | None, int | None]:
             return "stop", None
         if token in params.stop_token_ids:
             return "stop", token
+    if complete:  # whatever min_tokens says: nothing could follow
+        return "stop", None
     if len(request.token_ids) >= request.max_total_tokens:
         return "length", None
     return None, None
@@ -36,6 +48,7 @@ def make_output(
     logprobs: tuple[TokenLogprobs, ...] | None = None,
     finish_reason: FinishReason | None = None,
     stop_reason: int | None = None,
+    ends_in_text: bool = False,
     pooled: bytes | None = None,
     error_code: str | None = None,
     error_message: str | None = None,
@@ -53,6 +66,7 @@ def make_output(
         pooled=pooled,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
+        ends_in_text=ends_in_text,
         error_code=error_code,
         error_message=error_message,
         num_preemptions=request.num_preemptions,

@@ -14,12 +14,18 @@ QueueKey = tuple[int, float, int]  # (priority class, due, seq)
 PATIENCE_S = 30.0  # a request without a deadline queues as if it had one so many seconds after its arrival
 AGING_S_PER_TOKEN = 0.001  # a prompt is overtaken by one that is shorter by N tokens and arrives less than N times this later
 AGED_SHARE = 4  # the oldest prompt gets at least one part in so many of a step's prompt tokens
+BACKGROUND_CLASS = 1 << 65  # above every priority, which fits 64 bits with its sign
 MIN_PREFILL_CHUNK = 8  # prompts advance by so many tokens a step, whatever the latency target
 
 
+def priority_class(message: AddRequest, policy: Literal["fcfs", "priority"]) -> int:
+    """Lower goes first. Under fcfs, `priority` has no say; background work comes after all else under every policy."""
+    return (message.priority if policy == "priority" else 0) + (BACKGROUND_CLASS if message.background else 0)
+
+
 def rank(message: AddRequest, seq: int, policy: Literal["fcfs", "priority"]) -> Rank:
-    """Order of age: blocks are taken from the last for the first. Under fcfs, `priority` has no say."""
-    return (message.priority if policy == "priority" else 0, message.arrival, seq)
+    """Order of age: blocks are taken from the last for the first."""
+    return (priority_class(message, policy), message.arrival, seq)
 
 
 def queue_key(message: AddRequest, seq: int, policy: Literal["fcfs", "priority"]) -> QueueKey:
@@ -30,7 +36,7 @@ def queue_key(message: AddRequest, seq: int, policy: Literal["fcfs", "priority"]
     due = message.deadline
     if due is None:
         due = message.arrival + PATIENCE_S + AGING_S_PER_TOKEN * len(message.prompt_token_ids)
-    return (message.priority if policy == "priority" else 0, due, seq)
+    return (priority_class(message, policy), due, seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class Preemption:
             return True
         victims = self._victims(request)
         for victim in victims:
-            self._preempt(victim, draft)
+            self.preempt(victim, draft)
         return bool(victims) and self._kv.grow(request.table, num_tokens)
 
     def _victims(self, request: Request) -> list[Request]:
@@ -45,11 +45,12 @@ class Preemption:
                 return victims
         return []
 
-    def _preempt(self, victim: Request, draft: PlanDraft) -> None:
+    def preempt(self, victim: Request, draft: PlanDraft, *, may_swap: bool = True) -> None:
+        """Take slot and blocks from a running request that has no row in the draft."""
         assert victim not in draft.rows, "rows are planned from old to young, victims are younger than all of them"
         draft.has_preempted = True
         victim.num_preemptions += 1
-        if self._swaps(victim):
+        if may_swap and self._swaps(victim):
             draft.swap_out.extend(self._kv.swap_out(victim.table, victim.num_computed))
             self._roster.preempt(victim, RequestState.SWAPPED)
             self.num_swaps += 1

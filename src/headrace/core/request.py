@@ -60,6 +60,10 @@ class Request:
         return self.message.request_id
 
     @property
+    def background(self) -> bool:
+        return self.message.background
+
+    @property
     def num_prompt(self) -> int:
         return len(self.message.prompt_token_ids)
 

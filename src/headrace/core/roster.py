@@ -23,6 +23,7 @@ class Roster:
         self._by_id: dict[str, Request] = {}
         self._free_slots = list(range(num_slots))
         self._num_swapped = 0
+        self._num_background = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -44,15 +45,27 @@ class Roster:
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 
+    @property
+    def num_foreground(self) -> int:
+        """Live requests that somebody waits for."""
+        return len(self._by_id) - self._num_background
+
     def num_queued_with_one_more(self) -> int:
-        """Requests beyond those that could run at once right now, if one more came. The forks of a request (n > 1) are a part of it."""
-        room = max(0, self.num_free_slots - len(self.preempted) - self.waiting.num_forks)
-        return max(0, len(self.waiting) - self.waiting.num_forks + 1 - room)
+        """Requests beyond those that could run at once right now, if one more came. The forks of a request (n > 1) are a part of it.
+
+        Background requests count as if they were not there: they give their places to all others.
+        """
+        running, preempted, waiting = len(self.running), len(self.preempted), len(self.waiting)
+        if self._num_background:
+            running, preempted, waiting = (sum(not request.background for request in place) for place in (self.running, self.preempted, self.waiting))
+        room = max(0, self.num_slots - running - preempted - self.waiting.num_forks)
+        return max(0, waiting - self.waiting.num_forks + 1 - room)
 
     def add(self, request: Request) -> None:
         assert request.state is RequestState.WAITING
         assert request.request_id not in self._by_id
         self._by_id[request.request_id] = request
+        self._num_background += request.background
         self.shares.join(request.message.tenant)
         self.waiting.push(request)
 
@@ -76,6 +89,7 @@ class Roster:
         self._leave_place(request)
         request.move_to(RequestState.FINISHED)
         del self._by_id[request.request_id]
+        self._num_background -= request.background
         self.shares.leave(request.message.tenant)
 
     def _leave_place(self, request: Request) -> None:
@@ -99,6 +113,7 @@ class Roster:
         assert all(request.state in (RequestState.PREEMPTED, RequestState.SWAPPED) for request in self.preempted)
         assert self.running == sorted(self.running, key=_rank)
         assert self.preempted == sorted(self.preempted, key=_rank)
+        assert self._num_background == sum(request.background for request in places)
         assert self._num_swapped == sum(request.state is RequestState.SWAPPED for request in self.preempted)
         assert sorted([*self._free_slots, *(request.slot for request in self.running)]) == list(range(self.num_slots))
         heap = self._free_slots.copy()

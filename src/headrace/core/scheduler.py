@@ -10,6 +10,9 @@ One plan, in this order:
 2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted.
 3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
    inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
+4. Background requests, which all others go before, get what is left of the step's time (`background`).
+5. In a step of decodes alone guesses may join their rows (`speculation`). How many tokens such a step gives is known with its result, and
+   what to guess with the one before: so there is no plan ahead of a result that guesses wait for.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from collections import deque
 
 from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
+from headrace.core.background import Background
 from headrace.core.draft import PlanDraft, PlannedStep
 from headrace.core.failure import damage_of
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import AbortRequest, AddRequest, FinishReason, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
-from headrace.core.outputs import collect_prompt_logprobs, finish_of, make_output, refusal
+from headrace.core.outputs import append_tokens, collect_prompt_logprobs, make_output, refusal
 from headrace.core.policy import AGED_SHARE, MIN_PREFILL_CHUNK, PrefillNeed, queue_key, rank, split_prefill
 from headrace.core.preemption import Preemption
 from headrace.core.prefix import HashFunction, blake2b_digest
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
+from headrace.core.speculation import Speculation
 from headrace.core.step_time import StepTimeModel
 
 MAX_RETRY_AFTER_S = 60
@@ -53,6 +58,8 @@ class Scheduler:
         self._roster = Roster(config.max_num_seqs)
         self._admission = Admission(config, self._roster, self._kv)
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
+        self._background = Background(config, self._roster, self._kv, self._preemption, self._admission, self.step_time)
+        self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self._deadlines: dict[Request, float] = {}  # of live requests that have one
         self._last_ended: deque[str] = deque(maxlen=LAST_ENDED)  # choice 0 may end before the other choices have arrived
@@ -77,7 +84,7 @@ class Scheduler:
         if message.deadline is not None and message.deadline <= now:
             return refusal(message.request_id, "deadline_exceeded", "The deadline passed before the request could start.")
         in_group = message.fork_of is not None and (message.fork_of in self._roster or message.fork_of in self._last_ended)
-        if not in_group and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
+        if not in_group and not message.background and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
             text = f"The queue is full ({self.config.max_num_queued_reqs} requests wait); try again in {self.retry_after()} s."
             return refusal(message.request_id, "queue_full", text)
         seq = self._next_seq
@@ -88,7 +95,7 @@ class Scheduler:
             rank=rank(message, seq, self.config.scheduling_policy),
             queue_key=queue_key(message, seq, self.config.scheduling_policy),
             max_total_tokens=max_total_tokens(message, self.config),
-            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None),
+            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None, background=message.background),
             in_group=in_group,
         )
         self._roster.add(request)
@@ -116,11 +123,15 @@ class Scheduler:
         """The next step, or None where nothing can run before a result is in. At most two plans may be without a result."""
         assert len(self._planned) < 2, "two plans are without a result"
         self._expire(now)
+        if self._planned and (self._awaits_tokens() or self._background.is_alone):
+            return None
         self._kv.begin_plan(now)
         draft = PlanDraft(step_id=self._next_step_id)
         if self.config.enable_chunked_prefill:
+            made_way = self._background.make_way(draft)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
+            self._background.plan(draft, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
         else:
             if not self._decoded_last:
                 self._plan_decodes(draft)
@@ -129,6 +140,8 @@ class Scheduler:
             if not draft.rows:
                 self._plan_decodes(draft)
             self._decoded_last = draft.num_decode_tokens > 0
+        if self._speculation is not None and draft.rows and draft.num_tokens == draft.num_decode_tokens and not draft.has_preempted:
+            self._speculate(self._speculation, draft)
         self._kv.end_plan()
         if not draft.rows:
             assert not [*draft.swap_out, *draft.swap_in, *draft.copies], "blocks move for nobody"
@@ -147,16 +160,25 @@ class Scheduler:
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         for request in tuple(self._roster.running):
-            if request.state is RequestState.RUNNING and request.num_remaining == 1 and self._preemption.grow(request, draft):
-                draft.decode_attended += request.num_computed + 1
-                self._schedule(request, 1, draft)
-        draft.num_decode_tokens = draft.num_tokens
+            if request.state is RequestState.RUNNING and request.num_remaining == 1 and not self._comes_last(request):
+                self._plan_decode(request, draft)
+
+    def _plan_decode(self, request: Request, draft: PlanDraft) -> None:
+        if self._preemption.grow(request, draft):
+            draft.decode_attended += request.num_computed + 1
+            self._schedule(request, 1, draft)
+            draft.num_decode_tokens += 1
+
+    def _comes_last(self, request: Request) -> bool:
+        """Whether the request is planned by `_plan_background`. Without chunked prefill its class alone orders it."""
+        return request.background and self.config.enable_chunked_prefill
 
     def _plan_prompts(self, draft: PlanDraft) -> None:
         budget: int | None = None
         while True:
-            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft)
-            requests = [request for request in self._roster.running if self._is_prompt(request, draft)]
+            starts_background = not self.config.enable_chunked_prefill
+            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft, background=starts_background)
+            requests = [request for request in self._roster.running if self._is_prompt(request, draft) and not self._comes_last(request)]
             if not requests:
                 return
             first_pass = budget is None
@@ -204,6 +226,29 @@ class Scheduler:
             target_s=None if target is None else target / 1000,
         )
 
+    def _awaits_tokens(self) -> bool:
+        """Whether the next plan is better made when the tokens on their way are known, for guesses behind them."""
+        if self._speculation is None:
+            return False
+        if any(step.speculates for step in self._planned):
+            return True
+        running = self._roster.running
+        starting = self._roster.num_free_slots and (len(self._roster.waiting) or self._roster.preempted)
+        if starting or any(request.num_remaining > 1 for request in running):
+            return False  # beside prompts nothing is guessed
+        decoding = [request for request in running if request.num_remaining]
+        return self._speculation.expects(decoding, num_rows=len(decoding), attended=sum(request.num_computed + 1 for request in decoding))
+
+    def _speculate(self, speculation: Speculation, draft: PlanDraft) -> None:
+        known = [request for request, row in draft.rows.items() if row.start < len(request.token_ids)]
+        limit = self.config.max_num_batched_tokens - draft.num_tokens
+        proposed = speculation.propose(known, num_rows=draft.num_tokens, attended=draft.decode_attended, limit=limit)
+        for request, guesses in proposed.items():
+            while guesses and not self._kv.grow(request.table, request.num_computed + len(guesses)):
+                guesses = guesses[:-1]  # nobody gives way to a guess
+            if guesses:
+                draft.speculate(request, guesses, self._kv.mark_written(request.table, request.num_computed, len(guesses)))
+
     def _schedule(self, request: Request, num_tokens: int, draft: PlanDraft) -> None:
         blocks = self._kv.mark_written(request.table, request.num_computed, num_tokens)
         draft.schedule(request, num_tokens, blocks)
@@ -218,7 +263,9 @@ class Scheduler:
         plan = step.plan
         assert result.step_id == plan.step_id, f"the result of step {plan.step_id} is due, not of {result.step_id}"
         assert len(result.rows) == len(plan.rows)
-        self.step_time.observe(tokens=plan.num_tokens, attended=step.attended, has_prefill=step.has_prefill, seconds=result.seconds)
+        self.step_time.observe(
+            tokens=plan.num_tokens, attended=step.attended, has_prefill=step.has_prefill, speculates=step.speculates, seconds=result.seconds
+        )
         outputs = self.take_outputs()
         num_finished = 0
         for request, row, sampled in zip(step.requests, plan.rows, result.rows, strict=True):
@@ -244,14 +291,24 @@ class Scheduler:
                 return None
             reason: FinishReason = "length" if request.message.pooling is None else "stop"
             return self._finish(make_output(request, finish_reason=reason, pooled=sampled.pooled), request)
-        (token,) = sampled.token_ids
-        request.token_ids.append(token)
-        self._generation_tokens += 1
-        self._roster.shares.charge(request.message.tenant, 1)
+        num_accepted = len(sampled.token_ids) - 1
+        assert 0 <= num_accepted <= row.num_speculated
+        if row.num_speculated and self._speculation is not None:
+            self._speculation.take(request, num_guessed=row.num_speculated, num_accepted=num_accepted)
+            request.num_computed += num_accepted
+        num_taken, finish_reason, stop_reason = append_tokens(request, sampled.token_ids, complete=sampled.complete)
+        self._generation_tokens += num_taken
+        self._roster.shares.charge(request.message.tenant, num_taken)
         if request.state is RequestState.RUNNING:
             self._kv.register(request.table, request.token_ids, request.num_computed)
-        finish_reason, stop_reason = finish_of(request)
-        output = make_output(request, token_ids=sampled.token_ids, logprobs=sampled.logprobs, finish_reason=finish_reason, stop_reason=stop_reason)
+        output = make_output(
+            request,
+            token_ids=sampled.token_ids[:num_taken],
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[:num_taken],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            ends_in_text=sampled.complete and stop_reason is None and request.token_ids[-1] not in request.message.eos_token_ids,
+        )
         return output if finish_reason is None else self._finish(output, request)
 
     def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]:
@@ -280,6 +337,8 @@ class Scheduler:
         self._roster.finish(request)
         self._last_ended.append(request.request_id)
         self._deadlines.pop(request, None)
+        if self._speculation is not None:
+            self._speculation.forget(request)
         return output
 
     # -- what others want to know --------------------------------------------------------------------------------------
@@ -298,7 +357,7 @@ class Scheduler:
         self._last_finish = now
 
     def stats(self) -> SchedulerStats:
-        roster, pool = self._roster, self._kv.pool
+        roster, pool, speculation = self._roster, self._kv.pool, self._speculation
         return SchedulerStats(
             num_running=len(roster.running),
             num_waiting=len(roster.waiting) + len(roster.preempted) - roster.num_swapped,
@@ -313,6 +372,10 @@ class Scheduler:
             preemptions_recompute_total=self._preemption.num_recomputes,
             preemptions_swap_total=self._preemption.num_swaps,
             recomputed_tokens_total=self._recomputed_tokens,
+            spec_drafts_total=0 if speculation is None else speculation.num_drafts,
+            spec_draft_tokens_total=0 if speculation is None else speculation.num_draft_tokens,
+            spec_accepted_tokens_total=0 if speculation is None else speculation.num_accepted_tokens,
+            spec_rejected_tokens_total=0 if speculation is None else speculation.num_draft_tokens - speculation.num_accepted_tokens,
         )
 
     def check(self) -> None:

@@ -5,44 +5,62 @@
 `tokens` are all tokens of the step; `attended` is the sum over its rows of tokens * context, the work of attention. The coefficients are the
 non-negative weighted least squares fit over past steps: weight 1 / seconds^2, so that relative errors count and a short decode step tells as
 much as a long prefill, and older steps fade. Real machines are not linear between a memory-bound decode step and a compute-bound
-prefill, so the ratio of measured to fitted time is followed as well, apart for steps with and without prompt tokens.
+prefill, so the ratio of measured to fitted time is followed as well, apart for steps with prompt tokens and with guesses. A long prompt
+leaves no step of decodes alone for many seconds, while the line bends towards the steps that there are: what such a step takes is therefore
+scaled from the last ones that ran, by what the line says of both.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 FADE = 0.995  # weight of a step after one more step
 RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
 MIN_STEPS = 4  # before so many steps nothing is predicted
-ITL_FACTOR = 2.5  # without a target, a mixed step may take so many times a decode-only one
-FIRST_CHUNK = 32  # prompt tokens beside decodes before anything is known
+ITL_FACTOR = 2.0  # without a target, a step with one prompt may take so many times a decode-only one
+FIRST_CHUNK = 16  # prompt tokens beside decodes before anything is known
 GROWTH = 2  # a step with prompt tokens may be so many times as large as any before it: what was never seen can't be predicted
 _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
+
+
+_Kind = Literal["decode", "prompt", "guess"]
+
+
+def _kind(has_prefill: bool, speculates: bool) -> _Kind:
+    return "guess" if speculates else "prompt" if has_prefill else "decode"
 
 
 class StepTimeModel:
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_speculated = 0  # of them had guesses
         self._most_tokens = 0  # of a step with prompt tokens
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
         self._coefficients: list[float] | None = None  # None: to be solved again
-        self._ratios = {False: 1.0, True: 1.0}  # by "has prompt tokens"
+        self._ratios: dict[_Kind, float] = {"prompt": 1.0, "guess": 1.0}
+        self._decode: _Decode | None = None
 
     @property
     def ready(self) -> bool:
         return self.num_steps >= MIN_STEPS
 
-    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float) -> None:
+    def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float, speculates: bool = False) -> None:
         """A step of these features took so many seconds."""
         if seconds <= 0.0 or tokens <= 0:
             return  # a clock that stood still teaches nothing
         if self.ready:
-            known = self._ratios[has_prefill]
-            ratio = seconds / max(self._fitted(tokens, attended), 1e-9)
+            kind = _kind(has_prefill, speculates)
+            measured = seconds / self.predict(tokens=tokens, attended=attended, has_prefill=has_prefill, speculates=speculates)
             # a single pause of the machine must not move it far
-            self._ratios[has_prefill] += RATIO_FOLLOW * (min(max(ratio, known / 2), known * 2) - known)
+            measured = 1.0 + RATIO_FOLLOW * (min(max(measured, 0.5), 2.0) - 1.0)
+            if kind == "decode":
+                self._decode = _Decode(tokens, attended, measured * self.predict(tokens=tokens, attended=attended, has_prefill=False))
+            else:
+                self._ratios[kind] *= measured
         features = self._features(tokens, attended)
         weight = 1.0 / (seconds * seconds)
         for i in range(3):
@@ -51,12 +69,18 @@ class StepTimeModel:
             self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
         self._coefficients = None
         self.num_steps += 1
+        self.num_speculated += speculates
         if has_prefill:
             self._most_tokens = max(self._most_tokens, tokens)
 
-    def predict(self, *, tokens: int, attended: int, has_prefill: bool) -> float:
+    def predict(self, *, tokens: int, attended: int, has_prefill: bool, speculates: bool = False) -> float:
         """Seconds that a step of these features takes."""
-        return self._fitted(tokens, attended) * self._ratios[has_prefill]
+        fitted, kind = self._fitted(tokens, attended), _kind(has_prefill, speculates)
+        if kind != "decode":
+            return fitted * self._ratios[kind]
+        if self._decode is None:
+            return fitted
+        return fitted * self._decode.seconds / self._fitted(self._decode.tokens, self._decode.attended)
 
     def prefill_chunk(
         self, *, decode_tokens: int, decode_attended: int, num_prompts: int, context: int, limit: int, floor: int, target_s: float | None
@@ -64,15 +88,16 @@ class StepTimeModel:
         """Most prompt tokens, from `floor` to `limit`, beside these decodes so that the step keeps the inter-token latency.
 
         `num_prompts` share the chunk; `context` is the number of tokens before it. `target_s` None: ITL_FACTOR times the predicted
-        decode-only step, and where more prompts than decodes wait, more by their ratio: a few fluent answers must not hold up many
-        prompts, whose small chunks would leave most of the machine's speed unused.
+        decode-only step for one prompt. The time beyond that step grows with the root of the number of prompts, and where more prompts than
+        decodes wait, with their ratio: a few fluent answers must not hold up many prompts, whose small chunks would leave most of the
+        machine's speed unused.
         """
         if limit <= floor:
             return limit
         if not self.ready:
             return min(FIRST_CHUNK, limit)
         if target_s is None:
-            factor = 1.0 + (ITL_FACTOR - 1.0) * max(1.0, num_prompts / max(decode_tokens, 1))
+            factor = 1.0 + (ITL_FACTOR - 1.0) * max(math.sqrt(num_prompts), num_prompts / max(decode_tokens, 1))
             target_s = factor * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
         low, high = floor, max(floor, min(limit, max(FIRST_CHUNK, GROWTH * self._most_tokens)))
         while low < high:
@@ -91,7 +116,16 @@ class StepTimeModel:
     def _fitted(self, tokens: int, attended: int) -> float:
         if self._coefficients is None:
             self._coefficients = _non_negative_fit(self._xx, self._xy)
-        return sum(c * x for c, x in zip(self._coefficients, self._features(tokens, attended), strict=True))
+        return max(1e-9, sum(c * x for c, x in zip(self._coefficients, self._features(tokens, attended), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """What the last decode-only step was, and how long such a step takes."""
+
+    tokens: int
+    attended: int
+    seconds: float
 
 
 def _non_negative_fit(xx: list[list[float]], xy: list[float]) -> list[float]:

@@ -54,13 +54,13 @@ class WaitingQueue:
 
     @property
     def num_forks(self) -> int:
-        """Those that count as a part of another request (n > 1)."""
+        """Those that count as a part of another request (n > 1), background ones apart."""
         return self._num_forks
 
     def push(self, request: Request) -> None:
         insort(self._queues.setdefault(request.message.tenant, []), request, key=_key)
         self._num_requests += 1
-        self._num_forks += request.in_group
+        self._num_forks += request.in_group and not request.background
 
     def remove(self, request: Request) -> None:
         tenant = request.message.tenant
@@ -71,7 +71,7 @@ class WaitingQueue:
         if not queue:
             del self._queues[tenant]
         self._num_requests -= 1
-        self._num_forks -= request.in_group
+        self._num_forks -= request.in_group and not request.background
 
     def scan(self) -> Iterator[Request]:
         """Requests in order of service. The one just yielded may be removed before the next is asked for; nothing else may change."""
@@ -94,7 +94,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         assert self._num_requests == sum(len(queue) for queue in self._queues.values())
-        assert self._num_forks == sum(request.in_group for request in self)
+        assert self._num_forks == sum(request.in_group and not request.background for request in self)
         for tenant, queue in self._queues.items():
             assert queue, "an empty queue"
             assert queue == sorted(queue, key=_key)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.config import EngineConfig, EngineInfo
+from headrace.config import EngineConfig, EngineInfo, SpeculativeConfig
 from headrace.core.messages import Pooling
 from headrace.engine.client import EngineClient
 from headrace.engine.embedding import EmbeddingRequest, unit_vector
@@ -32,6 +32,8 @@ def make_engine_config(model: str | Path | None, options: Mapping[str, Any]) -> 
     unknown = sorted(set(options) - known)
     if unknown:
         raise ConfigError(f"Unknown option {', '.join(unknown)}. Known options: {', '.join(sorted(known))}.")
+    if isinstance(speculative := options.get("speculative_config"), Mapping):
+        options = {**options, "speculative_config": SpeculativeConfig.parse(speculative)}
     if options.get("runner_factory") is not None:
         return EngineConfig(model=str(model), **options)  # another runner gives the name its own meaning
     from headrace.models.store import resolve_model
@@ -61,6 +63,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Ends the engine process; open requests fail."""
+        self._generator.close()
         await self.client.close()
 
     async def __aenter__(self) -> Self:

@@ -69,7 +69,7 @@ class Choice:
                 self._finish("abort" if output.finish_reason == "abort" else "length", None)
             return False
         ended = output.finish_reason
-        silent = 1 if ended == "stop" and output.token_ids and not self._include_stop else 0  # the end token itself
+        silent = 1 if ended == "stop" and output.token_ids and not (self._include_stop or output.ends_in_text) else 0  # the end token itself
         kept, matched = self._push_text(output.token_ids[: len(output.token_ids) - silent])
         if matched is None:
             kept = len(output.token_ids)

@@ -18,7 +18,7 @@ from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
 from headrace.engine.engine_process import EngineProcess
 from headrace.engine.request_stream import RequestStream
-from headrace.engine.wire import Abort, Add, Failed, Heartbeat, Outputs, Started, WireError
+from headrace.engine.wire import Abort, Add, Failed, Heartbeat, Outputs, Started, Vocabulary, WireError
 from headrace.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -30,6 +30,7 @@ from headrace.errors import (
     RequestFailed,
     StartError,
 )
+from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
 
@@ -73,6 +74,7 @@ class EngineClient:
         self._earlier_compile: CompileStatus | None = None
         self._max_restarts = max_restarts
         self._process: EngineProcess | None = None
+        self._taught: EngineProcess | None = None  # the one that has the vocabulary
         self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
         self._tasks: list[asyncio.Task[None]] = []
         self._idle = asyncio.Event()  # no id is open
@@ -136,6 +138,12 @@ class EngineClient:
             self._last_heard = time.monotonic()
             self._idle.clear()
         self._open[request.request_id] = sink
+
+    def teach(self, vocabulary: GrammarVocabulary) -> None:
+        """What the engine must know before it is given a request with `params.structured`. Each engine is told once."""
+        if self._process is not None and self._taught is not self._process:
+            self._process.send(Vocabulary(vocabulary))
+            self._taught = self._process
 
     def abort(self, request_id: str, reason: Literal["abort", "stop"] = "abort") -> None:
         """Ends a request whose outputs nobody wants any more; its sink is not called again. Does nothing for one that has ended."""

@@ -27,6 +27,7 @@ class EmbeddingRequest:
     deadline: float | None = None  # monotonic seconds; a later vector is worthless
     tenant: str = ""
     cache_salt: str | None = None
+    background: bool = False  # nobody waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ def pooling_request(request: EmbeddingRequest, info: EngineInfo) -> AddRequest:
         deadline=request.deadline,
         tenant=request.tenant,
         cache_salt=request.cache_salt,
+        background=request.background,
         pooling=request.pooling,
     )
 

@@ -23,6 +23,7 @@ from typing import NoReturn
 from headrace.config import EngineConfig, EngineInfo, SchedulerConfig
 from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore, Inbound, News, debugging
+from headrace.engine.grammar_gate import GrammarGate
 from headrace.engine.wire import Configure, Failed, FromEngine, Started, WireError, decode_to_engine, encode_frame, read_body
 from headrace.errors import ConfigError, StartError
 from headrace.runner.factory import make_runner
@@ -86,14 +87,15 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
         raise WireError(f"The first frame must be Configure, not {type(first).__name__}.")
     config = first.config
     inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+    gate = GrammarGate(inbox.put, writer.send)
     # From before the model is loaded, so that the parent's death ends that too.
-    threading.Thread(target=_read, args=(connection, inbox), name="reader", daemon=True).start()
+    threading.Thread(target=_read, args=(connection, gate), name="reader", daemon=True).start()
     begin = time.monotonic()
-    runner = make_runner(config)
+    runner = make_runner(config, gate)
     try:
         info = runner.info(load_seconds=time.monotonic() - begin)
         scheduler = Scheduler(scheduler_config(config, info, num_host_blocks=runner.num_host_blocks))
-        core = EngineCore(runner, scheduler, writer.send, inbox=inbox, async_scheduling=config.async_scheduling, compile_status=runner.compile_status)
+        core = EngineCore(runner, scheduler, gate.emit, inbox=inbox, async_scheduling=config.async_scheduling, compile_status=runner.compile_status)
         writer.send(Started(info, scheduler.stats()))
         runner.start_preparation(lambda: core.post(News()))
         core.run()
@@ -102,14 +104,14 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
     return 0
 
 
-def _read(connection: socket.socket, inbox: queue.SimpleQueue[Inbound]) -> None:
+def _read(connection: socket.socket, gate: GrammarGate) -> None:
     """Body of the reader's thread."""
     try:
         while (body := read_body(connection)) is not None:
             message = decode_to_engine(body)
             if isinstance(message, Configure):
                 raise WireError("Configure came twice.")
-            inbox.put(message)
+            gate.put(message)
     except OSError:
         pass  # a reset is an end like any other
     except WireError as error:
@@ -134,6 +136,7 @@ def scheduler_config(config: EngineConfig, info: EngineInfo, *, num_host_blocks:
     return SchedulerConfig(
         max_model_len=info.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        speculative_config=config.speculative_config,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=info.block_size,
         num_blocks=info.num_blocks,

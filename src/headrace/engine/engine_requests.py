@@ -28,6 +28,7 @@ class GenerationRequest:
     tenant: str = ""
     cache_salt: str | None = None
     session_id: str | None = None
+    background: bool = False  # nobody waits for it
 
 
 def engine_requests(request: GenerationRequest, info: EngineInfo, tokenizer: Tokenizer) -> list[AddRequest]:
@@ -77,6 +78,7 @@ def engine_requests(request: GenerationRequest, info: EngineInfo, tokenizer: Tok
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         session_id=request.session_id,
+        background=request.background,
     )
     # The prompt is scored once, and its blocks are leased once, by choice 0.
     forks = [

@@ -12,6 +12,7 @@ from headrace.engine.client import EngineClient
 from headrace.engine.embedding import Embedding, EmbeddingRequest, embed
 from headrace.engine.engine_requests import GenerationRequest, engine_requests
 from headrace.errors import RequestError
+from headrace.text.grammar_checker import GrammarChecker
 from headrace.text.tokenizer import Tokenizer
 
 __all__ = ["ChoiceDelta", "GenerationRequest", "Generator"]
@@ -23,6 +24,11 @@ class Generator:
     def __init__(self, client: EngineClient, tokenizer: Tokenizer) -> None:
         self._client = client
         self._tokenizer = tokenizer
+        self._grammars = GrammarChecker(tokenizer)
+
+    def close(self) -> None:
+        """Ends the process that checks grammars, where one was needed."""
+        self._grammars.close()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[ChoiceDelta, None]:
         """Yields deltas as they come, of all choices in turn; each choice ends with one that has a `finish_reason`.
@@ -35,6 +41,11 @@ class Generator:
             raise self._client.unavailable()
         adds = engine_requests(request, info, self._tokenizer)
         params = request.params
+        if params.structured is not None:
+            if self._client.state != "ready":
+                raise self._client.unavailable()
+            await self._grammars.check(params.structured)
+            self._client.teach(self._grammars.vocabulary)
         if params.max_tokens == 0 and params.prompt_logprobs is None:
             for index in range(params.n):
                 yield ChoiceDelta(index=index, cached_tokens=0, finish_reason="length")

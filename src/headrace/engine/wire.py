@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
+from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 512 * 1024 * 1024  # the prompt logprobs of a 128k prompt with 20 alternatives each take about 60 MiB
@@ -72,7 +73,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=8, array_like=True):
     compile: CompileStatus | None = None  # how far faster paths are, and what they serve
 
 
-ToEngine = Configure | Add | Abort | Shutdown
+class Vocabulary(msgspec.Struct, frozen=True, tag=9, array_like=True):
+    """What the tokens of requests mean; sent before the first one with `params.structured`."""
+
+    vocabulary: GrammarVocabulary
+
+
+ToEngine = Configure | Add | Abort | Shutdown | Vocabulary
 FromEngine = Started | Failed | Outputs | Heartbeat
 Message = ToEngine | FromEngine
 

@@ -14,15 +14,17 @@ from headrace.models.end_tokens import extra_end_tokens, read_json
 from headrace.models.gguf import GGUFFile
 from headrace.models.gguf_config import gguf_model_config
 from headrace.models.model_config import ModelConfig, model_config
-from headrace.models.packed import load_packed
+from headrace.models.packed import PackedDecoder, fill_packed, load_packed
+from headrace.models.packed_sources import FloatSource
 from headrace.models.registry import Architecture, find_architecture
-from headrace.models.weights import GGUFSource, SafetensorsSource, load_weights
+from headrace.models.weights import GGUFSource, SafetensorsSource, load_weights, match_names
 
 
-def load_model(path: str, *, dtype: torch.dtype, device: torch.device, packed: bool = False) -> Decoder:
+def load_model(path: str, *, dtype: torch.dtype, device: torch.device, packed: bool = False, kernels: bool = False) -> Decoder:
     """A model with its weights in `dtype` (norms stay float32) on `device`, ready for inference.
 
     `packed`: the matrices stay in the blocks of a GGUF file, for the CPU kernels, which must be loaded; float32 and CPU only.
+    `kernels`: the matrices are in `dtype`, packed for the CPU kernels, which compute in float32 and must be loaded; CPU only.
     Raises ModelLoadError, which names the file, tensor or field at fault.
     """
     gguf = find_gguf(Path(path))
@@ -32,8 +34,8 @@ def load_model(path: str, *, dtype: torch.dtype, device: torch.device, packed: b
         assert (dtype, device.type) == (torch.float32, "cpu")
         return load_packed(GGUFFile(gguf))
     if gguf is not None:
-        return _load_gguf(gguf, dtype=dtype, device=device)
-    return _load_directory(Path(path), dtype=dtype, device=device)
+        return _load_gguf(gguf, dtype=dtype, device=device, kernels=kernels)
+    return _load_directory(Path(path), dtype=dtype, device=device, kernels=kernels)
 
 
 def load_config(path: str) -> ModelConfig:
@@ -67,11 +69,15 @@ def find_gguf(path: Path) -> Path | None:
     raise ModelLoadError(f"{path}: has neither a config.json nor a GGUF file.")
 
 
-def _load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+def _load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, kernels: bool) -> Decoder:
     file = GGUFFile(path)
     arch, config = gguf_model_config(file)
-    model = Decoder(config, dtype=dtype, device=device)
     source = GGUFSource(file, arch, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
+    if kernels:
+        packed = PackedDecoder(config, dtype)
+        fill_packed(packed, FloatSource(source, dtype), match_names(packed, source, table=arch.gguf_names))
+        return packed
+    model = Decoder(config, dtype=dtype, device=device)
     load_weights(model, source, table=arch.gguf_names)
     return model
 
@@ -97,10 +103,9 @@ def _text_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
     return {name: fields[name] for name in outer if fields.get(name) is not None} | nested
 
 
-def _load_directory(directory: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+def _load_directory(directory: Path, *, dtype: torch.dtype, device: torch.device, kernels: bool) -> Decoder:
     arch, config = _directory_config(directory)
     source = SafetensorsSource(directory)  # before the model: a missing file is told at once
-    model = Decoder(config, dtype=dtype, device=device)
 
     def left_out(name: str) -> bool:
         tied_copy = config.tie_word_embeddings and name.endswith("lm_head.weight")
@@ -110,5 +115,11 @@ def _load_directory(directory: Path, *, dtype: torch.dtype, device: torch.device
     def rename(name: str) -> str:
         return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
 
+    if kernels:
+        packed = PackedDecoder(config, dtype)
+        names = match_names(packed, source, table=arch.hf_names, rename=rename, left_out=left_out)
+        fill_packed(packed, FloatSource(source, dtype), names, norm_offset=arch.norm_offset)
+        return packed
+    model = Decoder(config, dtype=dtype, device=device)
     load_weights(model, source, table=arch.hf_names, norm_offset=arch.norm_offset, rename=rename, left_out=left_out)
     return model

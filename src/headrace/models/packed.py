@@ -1,7 +1,7 @@
-"""A GGUF model whose matrices stay in their blocks; the CPU kernels compute with them as they are.
+"""A model that the CPU kernels compute: its matrices are packed, in the blocks of a GGUF file as they are or in a floating point dtype.
 
-A Decoder is made without memory (on the meta device), then every part of it that holds weights gives way to a packed one. The matrices are
-never floats, so loading takes the file's size and a copy or two of one of them; norms and biases are float32, and so is all that is computed.
+A Decoder is made without memory (on the meta device), then every part of it that holds weights gives way to a packed one. So loading
+takes the packed size and a copy or two of one matrix; norms and biases are float32, and so is all that is computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from headrace.errors import ModelLoadError
 from headrace.kernels import cpu
 from headrace.kernels.attention import AttentionMetadata, paged_attention
 from headrace.models.decoder import Decoder, DecoderLayer, Embedding
@@ -20,27 +19,36 @@ from headrace.models.gguf import GGUFFile
 from headrace.models.gguf_config import gguf_model_config
 from headrace.models.layers import Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
+from headrace.models.packed_sources import BlockSource, PackedSource
 from headrace.models.rope import rotary_embeddings
 from headrace.models.weights import GGUFSource, match_names, wrong_shape
 
 logger = logging.getLogger("headrace.models")
 
-_FLOAT16 = 1  # GGUF's number
-
 
 def load_packed(file: GGUFFile) -> Decoder:
-    """Float32 on CPU. The kernels must be loaded (`kernels.cpu.load`). Raises ModelLoadError as `loader.load_model` does."""
+    """In the file's blocks. The kernels must be loaded (`kernels.cpu.load`). Raises ModelLoadError as `loader.load_model` does."""
     arch, config = gguf_model_config(file)
-    model = PackedDecoder(config)
+    model = PackedDecoder(config, torch.float32)
     source = GGUFSource(file, arch, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
-    loader = _Loader(source, dict(model.named_parameters()), match_names(model, source, table=arch.gguf_names))
+    names = match_names(model, source, table=arch.gguf_names)
+    matrices = [name for parameter, tensors in names.items() if model.get_parameter(parameter).dim() == 2 for name in tensors]
+    others = sorted({file.tensors[name].type_name for name in matrices if file.tensors[name].type_number not in cpu.FORMATS})
+    fill_packed(model, BlockSource(source), names)
+    if others:
+        logger.warning("there is no kernel for %s: these weights of %s are kept as float16", ", ".join(others), source.where)
+    return model
+
+
+def fill_packed(model: PackedDecoder, source: PackedSource, names: dict[str, list[str]], *, norm_offset: float = 0.0) -> None:
+    """Replaces the parts of an empty model by packed ones. `names`: parameter -> the source's tensors that are stacked into it (`match_names`)."""
+    loader = _Loader(source, dict(model.named_parameters()), names, norm_offset)
     for path, module in list(model.named_modules()):
         packed = loader.packed(path, module)
         if packed is not None:
             model.set_submodule(path, packed)
     for layer in model.layers:
         layer.choose_calls()
-    return model
 
 
 class PackedNorm(nn.Module):
@@ -75,9 +83,11 @@ class PackedAttention(Attention):
             qk, v = qkv.split((self.q_size + self.kv_size, self.kv_size), dim=-1)
             qkv = torch.cat((self.norm_qk(qk), v), dim=-1)
         q_THD = cpu.rope_write_kv(qkv, cos_sin, *kv_cache, meta.slot_mapping_T)
-        attend = paged_attention if self.head_dim % cpu.HEAD_STEP else cpu.paged_attention
+        attend = cpu.paged_attention
+        if self.head_dim % cpu.HEAD_STEP:
+            attend, q_THD = paged_attention, q_THD.to(kv_cache[0].dtype)
         out_THD = attend(q_THD, *kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, logit_softcap=self.logit_softcap)
-        return self.output(out_THD.flatten(1))
+        return self.output(out_THD.flatten(1).float())
 
 
 class PackedLayer(DecoderLayer):
@@ -132,9 +142,10 @@ class PackedLayer(DecoderLayer):
 class PackedDecoder(Decoder):
     layer_class = PackedLayer
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, dtype=torch.float32, device=torch.device("meta"))
-        self.device = torch.device("cpu")
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        """`dtype`: of the model's parameters, where they are floats; computed is in float32."""
+        super().__init__(config, dtype=dtype, device=torch.device("meta"))
+        self.dtype, self.device = torch.float32, torch.device("cpu")
         self._ropes = rotary_embeddings(config.ropes, self.device)
 
 
@@ -147,19 +158,14 @@ def _only_before(pre_norm: nn.Module, post_norm: nn.Module) -> bool:
 
 
 class _Loader:
-    """Makes the packed form of each module. `names`: parameter -> the file's tensors that are stacked into it."""
+    """Makes the packed form of each module."""
 
-    def __init__(self, source: GGUFSource, parameters: dict[str, nn.Parameter], names: dict[str, list[str]]) -> None:
-        self._source, self._parameters, self._names = source, parameters, names
-        self._tensors = source.file.tensors
+    def __init__(self, source: PackedSource, parameters: dict[str, nn.Parameter], names: dict[str, list[str]], norm_offset: float) -> None:
+        self._source, self._parameters, self._names, self._norm_offset = source, parameters, names, norm_offset
         matrices = [name for name in names if parameters[name].dim() == 2]
         for name in matrices:
             self._check_shapes(name)
         self._arena = cpu.Arena(sum(self._room(group) for name in matrices for group in self._groups(name)))
-        tensors = [self._tensors[name] for matrix in matrices for name in names[matrix]]
-        others = sorted({tensor.type_name for tensor in tensors if tensor.type_number not in cpu.FORMATS})
-        if others:
-            logger.warning("there is no kernel for %s: these weights of %s are kept as float16", ", ".join(others), source.where)
 
     def packed(self, path: str, module: nn.Module) -> nn.Module | None:
         """None for a module that holds no weights itself."""
@@ -172,12 +178,12 @@ class _Loader:
             case Embedding():
                 return cpu.PackedEmbedding(*self._matrix(f"{path}.weight"))
             case RMSNorm():
-                return PackedNorm(self._vector(f"{path}.weight"), module.eps)
+                return PackedNorm(self._vector(f"{path}.weight") + self._norm_offset, module.eps)
         return None
 
     def _vector(self, parameter_name: str) -> Tensor:
         parameter, names = self._parameters[parameter_name], self._names[parameter_name]
-        vector = torch.cat([self._source.load(name).flatten() for name in names])
+        vector = torch.cat([self._source.vector(name).flatten() for name in names])
         if vector.shape != parameter.shape:
             raise wrong_shape(self._source.where, " + ".join(names), vector.shape, parameter)
         return vector
@@ -188,39 +194,24 @@ class _Loader:
     def _check_shapes(self, parameter_name: str) -> None:
         parameter, names = self._parameters[parameter_name], self._names[parameter_name]
         for name in names:
-            shape = self._tensors[name].shape
+            shape = self._source.shape(name)
             if len(shape) != 2 or shape[1] != parameter.shape[1]:
                 raise wrong_shape(self._source.where, name, shape, parameter)
-        rows = sum(self._tensors[name].shape[0] for name in names)
+        rows = sum(self._source.shape(name)[0] for name in names)
         if rows != parameter.shape[0]:
             raise wrong_shape(self._source.where, " + ".join(names), (rows, parameter.shape[1]), parameter)
 
     def _groups(self, parameter_name: str) -> list[list[str]]:
         """Neighbours of one format, which make one weight."""
-        return [list(group) for _, group in groupby(self._names[parameter_name], self._type_number)]
-
-    def _type_number(self, name: str) -> int:
-        """The format that a tensor is packed in."""
-        number = self._tensors[name].type_number
-        return number if number in cpu.FORMATS else _FLOAT16
+        return [list(group) for _, group in groupby(self._names[parameter_name], self._source.type_number)]
 
     def _room(self, group: list[str]) -> int:
-        rows, columns = self._size(group)
-        return cpu.packed_bytes(self._type_number(group[0]), rows, columns) + cpu.Arena.ALIGNMENT
+        return cpu.packed_bytes(self._source.type_number(group[0]), *self._size(group)) + cpu.Arena.ALIGNMENT
 
     def _size(self, group: list[str]) -> tuple[int, int]:
-        return sum(self._tensors[name].shape[0] for name in group), self._tensors[group[0]].shape[1]
+        return sum(self._source.shape(name)[0] for name in group), self._source.shape(group[0])[1]
 
     def _pack(self, group: list[str]) -> cpu.PackedWeight:
         rows, columns = self._size(group)
-        raw = self._rows(group[0]) if len(group) == 1 else torch.cat([self._rows(name) for name in group])
-        return cpu.pack(self._type_number(group[0]), raw.flatten(), rows, columns, arena=self._arena)
-
-    def _rows(self, name: str) -> Tensor:
-        """uint8 [rows, bytes of a row] in the format that the tensor is packed in."""
-        if self._tensors[name].type_number in cpu.FORMATS:
-            return self._source.load_rows(name)
-        halves = self._source.load(name).to(torch.float16)
-        if not bool(halves.isfinite().all()):
-            raise ModelLoadError(f"{self._source.where}: tensor {name!r} has values beyond float16; load it without --quantization gguf.")
-        return halves.view(torch.uint8)
+        raw = self._source.rows(group[0]) if len(group) == 1 else torch.cat([self._source.rows(name) for name in group])
+        return cpu.pack(self._source.type_number(group[0]), raw.flatten(), rows, columns, arena=self._arena)

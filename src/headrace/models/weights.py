@@ -30,6 +30,8 @@ class WeightSource(Protocol):
 
     def names(self) -> set[str]: ...
 
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
     def load(self, name: str) -> Tensor: ...
 
 
@@ -43,6 +45,9 @@ class SafetensorsSource:
 
     def names(self) -> set[str]:
         return set(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file_of[name].get_slice(name).get_shape())
 
     def load(self, name: str) -> Tensor:
         return self._file_of[name].get_tensor(name)
@@ -94,6 +99,9 @@ class GGUFSource:
     def names(self) -> set[str]:
         """All but the factors of a scaled rotation, which are settings."""
         return {name for name in self.file.tensors if not name.startswith(("rope_freqs.", "rope_factors_"))}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.file.tensors[name].shape)
 
     def load(self, name: str) -> Tensor:
         """float32, in the tensor's shape."""

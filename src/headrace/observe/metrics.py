@@ -28,6 +28,20 @@ logger = logging.getLogger("headrace.metrics")
 Parameters = ParamSpec("Parameters")
 
 
+class RequestMetrics(Protocol):
+    """What is recorded of one request: see `Metrics`."""
+
+    def prompt(self, tokens: int) -> None: ...
+
+    def generated(self, tokens: int) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def more_tokens(self, seconds: float, count: int) -> None: ...
+
+    def finished(self, reason: str, seconds: float, tokens: int) -> None: ...
+
+
 class Stats(Protocol):
     """A snapshot of the scheduler: see `core.messages.SchedulerStats`."""
 
@@ -42,6 +56,10 @@ class Stats(Protocol):
     preemptions_recompute_total: int
     preemptions_swap_total: int
     recomputed_tokens_total: int
+    spec_drafts_total: int
+    spec_draft_tokens_total: int
+    spec_accepted_tokens_total: int
+    spec_rejected_tokens_total: int
 
 
 def harmless(record: Callable[Concatenate[Metrics, Parameters], None]) -> Callable[Concatenate[Metrics, Parameters], None]:
@@ -85,6 +103,9 @@ class Metrics:
         self._answer_sizes = self._histogram(both, "request_generation_tokens", "Tokens of a choice.", TOKENS)
         self._ready = Gauge("ready", "1 while /ready says so.", registry=ours)
         self._http = Counter("http_requests", "HTTP requests by path and outcome.", ("path", "outcome"), registry=ours)
+        self._batch_lines = Counter("batch_lines", "Lines of batches that have their result, by outcome.", ("outcome",), registry=ours)
+        for outcome in ("completed", "failed"):
+            self._batch_lines.labels(outcome)
         self._faults = Gauge("metrics_faults", "Metrics that could not be recorded.", registry=ours)
         self._compile = CompileMetrics()
         for collector in (both, ours, self._totals, self._compile):
@@ -128,9 +149,19 @@ class Metrics:
     @harmless
     def finished(self, reason: str, seconds: float, tokens: int) -> None:
         """A choice ended after `seconds`, with so many tokens."""
-        self._success.labels(self._model, reason if reason in FINISH_REASONS else "error").inc()
+        self.ended(reason)
         self._end_to_end.observe(max(0.0, seconds))
         self._answer_sizes.observe(tokens)
+
+    @harmless
+    def ended(self, reason: str) -> None:
+        """A choice ended."""
+        self._success.labels(self._model, reason if reason in FINISH_REASONS else "error").inc()
+
+    @harmless
+    def batch_line(self, *, ok: bool) -> None:
+        """A line of a batch has its result."""
+        self._batch_lines.labels("completed" if ok else "failed").inc()
 
     @harmless
     def http_request(self, path: str, status: int) -> None:
@@ -156,6 +187,24 @@ class Metrics:
         self._compile.status = compile
         self._snapshot(stats, state, restarts)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class BackgroundMetrics:
+    """`RequestMetrics` of work that nobody waits for: its tokens count, how long it took does not."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.prompt = metrics.prompt
+        self.generated = metrics.generated
+        self._metrics = metrics
+
+    def first_token(self, seconds: float) -> None:
+        pass
+
+    def more_tokens(self, seconds: float, count: int) -> None:
+        pass
+
+    def finished(self, reason: str, seconds: float, tokens: int) -> None:
+        self._metrics.ended(reason)
 
 
 class _Prefixed(CollectorRegistry, Collector):
@@ -187,6 +236,10 @@ class EngineTotals(Collector):
         ("prefix_cache_queries", "prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache."),
         ("prefix_cache_hits", "prefix_hit_tokens_total", "Prompt tokens found in the prefix cache."),
         ("recomputed_tokens", "recomputed_tokens_total", "Tokens computed again after a preemption."),
+        ("spec_decode_num_drafts", "spec_drafts_total", "Times that tokens of a request were guessed."),
+        ("spec_decode_num_draft_tokens", "spec_draft_tokens_total", "Tokens guessed."),
+        ("spec_decode_num_accepted_tokens", "spec_accepted_tokens_total", "Tokens guessed rightly."),
+        ("spec_decode_num_rejected_tokens", "spec_rejected_tokens_total", "Tokens guessed wrongly."),
     )
 
     def __init__(self, model_name: str) -> None:

@@ -40,7 +40,7 @@ def build_artifacts(config: EngineConfig, folder: Path, progress: Callable[[str,
         raise StartError(f"{config.model} can't be compiled: {reason}.")
     kernels = cpu.load()
     assert kernels is not None, "a packed model computes with kernels"
-    shape = step_shape(config, runner.max_model_len)
+    shape = step_shape(config, runner.max_model_len, runner.caches)
     module = StepModule(runner.model, shape)
     buckets = planned_buckets(config, all_steps=config.compile == "full")
     facts = service_facts(module, shape, kernels, FLAGS)

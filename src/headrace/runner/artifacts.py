@@ -72,7 +72,11 @@ def read_artifacts(folder: str) -> Artifacts:
         return Artifacts(
             folder=path,
             facts={str(name): str(value) for name, value in manifest["facts"].items()},
-            shape=StepShape(**{name: int(manifest["shape"][name]) for name in ("static_length", "block_size")}),
+            shape=StepShape(
+                static_length=int(manifest["shape"]["static_length"]),
+                block_size=int(manifest["shape"]["block_size"]),
+                kv_dtype=str(manifest["shape"]["kv_dtype"]),
+            ),
             files={_bucket(entry): _file(entry) for entry in manifest["packages"]},
             isa=str(manifest["instruction_set"]),
             libraries={name: _file(manifest["libraries"][name]) for name in ("operators", "kernels")},

@@ -77,7 +77,7 @@ class BatchInputs:
         start_R = np.fromiter((rows[i].start for i in order), dtype=np.int64, count=num_rows)
         count_R = np.fromiter((rows[i].num_tokens for i in order), dtype=np.int64, count=num_rows)
         context_R = start_R + count_R
-        assert (context_R <= self._history.length_S[slot_R]).all(), "a row computes a token that is not known yet"
+        assert (context_R <= self._history.filled_S[slot_R]).all(), "a row computes a token that is not known yet"
 
         query_start_R1 = self._query_start.array[: num_rows + 1]
         np.cumsum(count_R, out=query_start_R1[1:])

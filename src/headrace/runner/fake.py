@@ -49,6 +49,7 @@ class FakeScript:
     eos_every: int = 40  # one token in so many is an end token; 0: none ever
     low: int = 0  # other tokens are from low ..
     high: int | None = None  # .. to high - 1; None: vocab_size
+    echo: int = 0  # most tokens are the one so many places before, as in an answer that quotes; 0: none is
     step_seconds: float = 0.0  # each step takes so long
     token_seconds: float = 0.0  # and so much more for each of its tokens
     start_seconds: float = 0.0
@@ -88,6 +89,11 @@ class _Slot:
     def push(self, token: int) -> None:
         self.tokens.append(token)
         self.hashes.append(_extend(self.hashes[-1], token))
+
+    def drop(self, count: int) -> None:
+        """Forget the last tokens: they were guesses."""
+        if count:
+            del self.tokens[-count:], self.hashes[-count:]
 
 
 def _extend(prefix_hash: int, token: int) -> int:
@@ -218,6 +224,11 @@ class FakeRunner:
 
     def _write(self, row: Row, slot: _Slot, written: dict[tuple[int, int], int]) -> None:
         end = row.start + row.num_tokens
+        if row.num_speculated:
+            if not row.sample or row.num_tokens != len(row.token_ids) or end - row.num_speculated != len(slot.tokens):
+                raise PlanError(f"{row.request_id} guesses {row.num_speculated} tokens elsewhere than behind its last one")
+            for token in row.token_ids[-row.num_speculated :]:
+                slot.push(token)
         if row.num_tokens < 1 or end > len(slot.tokens):
             raise PlanError(f"{row.request_id} computes positions {row.start} to {end - 1} of {len(slot.tokens)} tokens")
         if row.token_ids and list(row.token_ids) != slot.tokens[row.start : end]:
@@ -253,11 +264,17 @@ class FakeRunner:
             return SampledRow(request_id=row.request_id, prompt_logprobs=prompt_logprobs, pooled=self._pool(row, slot))
         if end != len(slot.tokens):
             raise PlanError(f"{row.request_id} samples after position {end - 1} of {len(slot.tokens)} tokens")
-        token = self._next_token(slot)
-        count = slot.start.params.logprobs
-        logprobs = None if count is None else (self._logprobs(slot.hashes[-1], token, count),)
-        slot.push(token)
-        return SampledRow(request_id=row.request_id, token_ids=(token,), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        slot.drop(row.num_speculated)
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for guess in (*row.token_ids[len(row.token_ids) - row.num_speculated :], None):
+            token_ids.append(self._next_token(slot))
+            if slot.start.params.logprobs is not None:
+                logprobs.append(self._logprobs(slot.hashes[-1], token_ids[-1], slot.start.params.logprobs))
+            slot.push(token_ids[-1])
+            if token_ids[-1] != guess:
+                break
+        return SampledRow(request_id=row.request_id, token_ids=tuple(token_ids), logprobs=tuple(logprobs) or None, prompt_logprobs=prompt_logprobs)
 
     def _likeliest(self, value: int) -> int:
         value = _mix(value)
@@ -274,6 +291,8 @@ class FakeRunner:
             name = f"{params.seed} {params.choice_index}".encode()
             value ^= int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
         first = self._likeliest(value)
+        if self.script.echo and len(slot.tokens) >= self.script.echo and _mix(value ^ 1) % 8:
+            first = slot.tokens[-self.script.echo]
         choices = range(self.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
         banned: set[int] = set()
         if len(slot.tokens) - slot.start.num_prompt_tokens < params.min_tokens:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.config import CompileStatus, EngineInfo
 from headrace.core.messages import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 # SampledRow.error of rows that fail alone
 LOST_SLOT = "the slot of this row is not held by its request"
@@ -52,3 +55,18 @@ class Runner(Protocol):
     def close(self) -> None:
         """Gives memory and threads back. Nothing may be executed afterwards."""
         ...
+
+
+class GrammarSource(Protocol):
+    """Where the compiled grammars are."""
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that a grammar allows where the answer may end."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that masks speak of: one bit each."""
+
+    def new_matcher(self, request_id: str) -> LLMatcher | None:
+        """A matcher at the start of the request's answer; None where the request has ended."""

@@ -1,4 +1,5 @@
-"""What changes logits before a token is picked from them, in place and in this order: logit_bias, penalties, and what may not come at all.
+"""What changes logits before a token is picked from them, in place and in this order: logit_bias, penalties, and what may not come at all
+(tokens outside of allowed_token_ids, bad words, ends before min_tokens, what a grammar forbids).
 
 Legend: R rows, V vocabulary, L tokens of the longest history. Each function takes the slots of its rows.
 """
@@ -11,14 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.sampling_table import Need, SamplingTable
 from headrace.runner.token_history import TokenHistory
 
 _NEVER = float("-inf")
 
 
-def shape_logits(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, history: TokenHistory) -> None:
-    """Applies to each row of float32 `logits_RV` what its slot asks for."""
+def shape_logits(
+    logits_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray, table: SamplingTable, history: TokenHistory, masks: GrammarMasks
+) -> None:
+    """Applies to each row of float32 `logits_RV` what its slot asks for, where the first `length_R` tokens of the slot are its history."""
     need_R = table.need[slot_R]
     if (need_R & Need.BIAS).any():
         rows, ids = _flat((row, table.bias_ids[slot]) for row, slot in enumerate(slot_R))
@@ -27,13 +31,17 @@ def shape_logits(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, hi
     penalised = np.flatnonzero(need_R & Need.PENALTY)
     if len(penalised):
         rows = torch.from_numpy(penalised).to(logits_RV.device)
-        logits_RV[rows] = _penalise(logits_RV[rows], slot_R[penalised], table, history)
+        logits_RV[rows] = _penalise(logits_RV[rows], slot_R[penalised], length_R[penalised], table, history)
     if (need_R & Need.ALLOWED).any():
         _keep_only(logits_RV, ((row, table.allowed_ids[slot]) for row, slot in enumerate(slot_R) if need_R[row] & Need.ALLOWED))
-    banned = [(row, _banned(slot, table, history)) for row, slot in enumerate(slot_R) if need_R[row] & (Need.BAD_WORDS | Need.MIN_TOKENS)]
+    bans = np.flatnonzero(need_R & (Need.BAD_WORDS | Need.MIN_TOKENS)).tolist()
+    banned = [(row, _banned(slot_R[row], int(length_R[row]), table, history, masks)) for row in bans]
     if banned:
         rows, ids = _flat(banned)
         logits_RV[rows.to(logits_RV.device), ids.to(logits_RV.device)] = _NEVER
+    held = np.flatnonzero(need_R & Need.GRAMMAR).tolist()
+    if held:
+        masks.apply(logits_RV, held, slot_R[held].tolist())
 
 
 def _flat(pairs: Iterable[tuple[int, np.ndarray]]) -> tuple[Tensor, Tensor]:
@@ -50,16 +58,16 @@ def _keep_only(logits_RV: Tensor, pairs: Iterable[tuple[int, np.ndarray]]) -> No
     logits_RV[rows, ids] = kept
 
 
-def _penalise(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, history: TokenHistory) -> Tensor:
+def _penalise(logits_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray, table: SamplingTable, history: TokenHistory) -> Tensor:
     """Repetition over prompt and answer; presence and frequency over the answer."""
     device = logits_RV.device
 
     def column(values_S: np.ndarray) -> Tensor:
         return torch.from_numpy(values_S[slot_R]).to(device)[:, None]
 
-    longest = int(history.length_S[slot_R].max())
+    longest = int(length_R.max())
     place_L = np.arange(longest)
-    known_RL = place_L < history.length_S[slot_R][:, None]
+    known_RL = place_L < length_R[:, None]
     answer_RL = known_RL & (place_L >= history.num_prompt_S[slot_R][:, None])
     ids_RL = torch.from_numpy(np.where(known_RL, history.tokens_SL[slot_R, :longest], 0).astype(np.int64)).to(device)
 
@@ -76,10 +84,15 @@ def _penalise(logits_RV: Tensor, slot_R: np.ndarray, table: SamplingTable, histo
     return logits_RV
 
 
-def _banned(slot: int, table: SamplingTable, history: TokenHistory) -> np.ndarray:
-    """Tokens that this slot may not give now: ends before min_tokens, and the last token of each bad word whose rest stands there."""
-    length, num_prompt = int(history.length_S[slot]), int(history.num_prompt_S[slot])
+def _banned(slot: int, length: int, table: SamplingTable, history: TokenHistory, masks: GrammarMasks) -> np.ndarray:
+    """Tokens that this slot may not give now: ends before min_tokens, and the last token of each bad word whose rest stands there.
+
+    Where its grammar allows nothing but an end, the answer ends before min_tokens.
+    """
+    num_prompt = int(history.num_prompt_S[slot])
     banned = table.end_ids[slot] if length - num_prompt < table.min_tokens[slot] else table.end_ids[slot][:0]
+    if len(banned) and table.need[slot] & Need.GRAMMAR and masks.ends_only(slot, banned):
+        banned = banned[:0]
     words = table.bad_words[slot]
     if not words:
         return banned

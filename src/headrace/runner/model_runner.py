@@ -22,8 +22,9 @@ from headrace.runner.deterministic import make_deterministic
 from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
 from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
-from headrace.runner.interface import LOST_SLOT, NON_FINITE
-from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
+from headrace.runner.grammar_masks import GrammarMasks
+from headrace.runner.interface import LOST_SLOT, NON_FINITE, GrammarSource
+from headrace.runner.kv_storage import KVCaches, KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
 from headrace.runner.pooling import PromptPooler
@@ -34,6 +35,7 @@ from headrace.runner.token_history import TokenHistory
 from headrace.sampling_params import SamplingParams
 
 _PROMPT_LOGITS = 1 << 22  # logits of prompt positions that are held at once
+MAX_MASK_THREADS = 4
 _WARM_UP_TOKENS = 24  # not a whole number of blocks of the usual size: the decode step has room
 
 
@@ -43,21 +45,26 @@ class _Outcome:
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    complete: bool = False  # the grammar allows nothing more
     error: str | None = None
 
 
 class ModelRunner:
-    """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`."""
+    """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `grammars`: where requests with `params.structured` have theirs; without it they fail.
+    """
+
+    def __init__(self, config: EngineConfig, grammars: GrammarSource | None = None) -> None:
         self._config = config
+        self._grammars = grammars
         self._device = resolve_device(config.device)
         self._threads = config.threads or physical_cores()
         torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
         artifacts = None if config.artifacts is None else lend_kernels(config.artifacts)
         self._path = choose_path(config, self._device, self._dtype)
-        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed)
+        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels)
         torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)
@@ -94,6 +101,7 @@ class ModelRunner:
         self._storage = storage
         self._history = TokenHistory(num_slots=num_slots, max_model_len=max_model_len)
         self._table = SamplingTable(num_slots)
+        self._masks = GrammarMasks(self._grammars, num_slots=num_slots, num_threads=min(MAX_MASK_THREADS, self._threads))
         self._unfit: list[str | None] = [None] * num_slots  # why a slot's request can't run
         self._prompt_counts: list[int | None] = [None] * num_slots  # params.prompt_logprobs
         self._pooler = PromptPooler(num_slots)
@@ -105,11 +113,15 @@ class ModelRunner:
             device=self._device,
             deterministic=config.deterministic,
         )
-        self._sampler = Sampler(table=self._table, history=self._history, vocab_size=self.vocab_size, device=self._device)
+        self._sampler = Sampler(table=self._table, history=self._history, masks=self._masks, vocab_size=self.vocab_size, device=self._device)
 
     @property
     def model(self) -> Decoder:
         return self._model
+
+    @property
+    def caches(self) -> KVCaches:
+        return self._storage.caches
 
     def info(self, load_seconds: float) -> EngineInfo:
         return EngineInfo(
@@ -181,22 +193,29 @@ class ModelRunner:
             key = request_key(params.seed, params.choice_index)
         else:
             key = unseeded_key(self._seed, start.request_id, params.choice_index)
-        self._unfit[slot] = self._table.start(start, key=key, vocab_size=self.vocab_size)
+        self._unfit[slot] = self._table.start(start, key=key, vocab_size=self.vocab_size) or self._masks.start(start)
         low, high = min(start.token_ids), max(start.token_ids)
         if low < 0 or high >= self.vocab_size:
             self._unfit[slot] = f"the prompt has token {low if low < 0 else high}; the vocabulary has {self.vocab_size}"
 
     def _record(self, rows: Sequence[Row], results: Sequence[SampledRow]) -> None:
         """Appends the new tokens; a failed row's request has no next token, so rows planned ahead for it must not run."""
-        new = [(row.slot, result.token_ids[0]) for row, result in zip(rows, results, strict=True) if result.token_ids]
-        if new:
-            self._history.append(*zip(*new, strict=True))
+        single: list[tuple[int, int]] = []
         for row, result in zip(rows, results, strict=True):
             if result.error is not None:
                 self._history.release(row.slot)
+            elif len(result.token_ids) == 1:
+                single.append((row.slot, result.token_ids[0]))
+            elif result.token_ids:
+                self._history.extend(row.slot, result.token_ids)
+        if single:
+            self._history.append(*zip(*single, strict=True))
 
     def _compute(self, rows: Sequence[Row]) -> list[SampledRow]:
         """One forward pass over `rows`, and what each of them asks of it."""
+        for row in rows:
+            if row.num_speculated:
+                self._history.guess(row.slot, row.token_ids[-row.num_speculated :])
         batch = self._inputs.build(rows)
         hidden_TE = self._forward(batch)
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
@@ -218,6 +237,7 @@ class ModelRunner:
                     request_id=row.request_id,
                     token_ids=token.token_ids,
                     logprobs=token.logprobs,
+                    complete=token.complete,
                     prompt_logprobs=scores[index].logprobs,
                     pooled=pooled[index],
                 )
@@ -232,18 +252,28 @@ class ModelRunner:
         return self._model(batch.input_ids_T, batch.meta.positions_T, self._storage.caches, batch.meta)
 
     def _sample(self, rows: Sequence[Row], hidden_TE: Tensor, last: Sequence[int]) -> list[_Outcome]:
-        """The next token of each row, whose last hidden state stands at `last`."""
+        """The new tokens of each row, whose last hidden state stands at `last`."""
         if not rows:
             return []
-        lengths = self._history.length_S
-        assert all(row.start + row.num_tokens == lengths[row.slot] for row in rows), "a row samples before its last token"
-        logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(last, dtype=torch.int64).to(self._device)))
-        tokens = _outcomes(self._sampler.sample(logits_RV, [row.slot for row in rows]))
+        filled = self._history.filled_S
+        assert all(row.start + row.num_tokens == filled[row.slot] for row in rows), "a row samples before its last token"
+        places, slots, num_guesses = [], [], []  # of each place that is sampled from
+        for row, end in zip(rows, last, strict=True):
+            count = row.num_speculated + 1
+            places += range(end + 1 - count, end + 1)
+            slots += [row.slot] * count
+            num_guesses += range(count)
+        logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(places, dtype=torch.int64).to(self._device)))
+        outcomes = _outcomes(rows, self._sampler.sample(logits_RV, slots, num_guesses))
         for place, row in enumerate(rows):
-            if tokens[place].error == NON_FINITE:  # once more without its batch mates before the request fails
-                hidden_TE = self._general(self._inputs.build([row]))
-                tokens[place] = _outcomes(self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
-        return tokens
+            if outcomes[place].error == NON_FINITE:  # once more without its batch mates before the request fails
+                alone = replace(row, num_tokens=row.num_tokens - row.num_speculated, num_speculated=0)
+                hidden_TE = self._general(self._inputs.build([alone]))
+                outcomes[place] = _outcomes([alone], self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
+            outcome = outcomes[place]
+            if outcome.error is None and self._masks.holds(row.slot):
+                outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[-1])
+        return outcomes
 
     def _score_prompt(self, row: Row, hidden_TE: Tensor) -> _Outcome:
         """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions."""
@@ -266,12 +296,14 @@ class ModelRunner:
         """Most bytes that one largest step takes on CUDA beside the weights and the KV storage."""
         num_tokens = min(self._config.max_num_batched_tokens, max_model_len)
         num_blocks = -(-num_tokens // self.block_size)
+        speculative = self._config.speculative_config
+        most_samples = self._config.max_num_seqs * (1 if speculative is None else 1 + speculative.num_speculative_tokens)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._use(KVStorage(shape, num_blocks=num_blocks, num_host_blocks=0, device=self._device), max_model_len)
         self._dry_run(num_tokens)
         with torch.inference_mode():
-            self._model.compute_logits(torch.zeros(self._config.max_num_seqs, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
+            self._model.compute_logits(torch.zeros(most_samples, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
         peak = torch.cuda.max_memory_allocated(self._device) - before - self._storage.num_bytes
         del self._storage
         torch.cuda.empty_cache()
@@ -295,8 +327,26 @@ def _fault(pooled: bytes | None) -> str | None:
     return None if pooled is None or np.isfinite(np.frombuffer(pooled, dtype="<f4")).all() else NON_FINITE
 
 
-def _outcomes(sampled: Sampled) -> list[_Outcome]:
-    return [
-        _Outcome(token_ids=() if error else (token,), logprobs=None if entry is None else (entry,), error=error)
-        for token, entry, error in zip(sampled.token_ids, sampled.logprobs, sampled.errors, strict=True)
-    ]
+def _outcomes(rows: Sequence[Row], sampled: Sampled) -> list[_Outcome]:
+    """What was sampled for each row, up to the first token that is not the guess in its place. An error ends the tokens before it; it is
+    the row's where there are none."""
+    outcomes = []
+    first = 0
+    for row in rows:
+        count = 0
+        for guess in (*row.token_ids[len(row.token_ids) - row.num_speculated :], None):
+            if sampled.errors[first + count] is not None:
+                break
+            count += 1
+            if sampled.token_ids[first + count - 1] != guess:
+                break
+        logprobs = [entry for entry in sampled.logprobs[first : first + count] if entry is not None]
+        outcomes.append(
+            _Outcome(
+                token_ids=tuple(sampled.token_ids[first : first + count]),
+                logprobs=tuple(logprobs) or None,
+                error=None if count else sampled.errors[first],
+            )
+        )
+        first += row.num_speculated + 1
+    return outcomes

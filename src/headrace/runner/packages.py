@@ -60,6 +60,7 @@ def service_facts(module: StepModule, shape: StepShape, kernels: cpu.CpuKernels,
         "model": model_hash(module),
         "static length": str(shape.static_length),
         "block size": str(shape.block_size),
+        "KV dtype": shape.kv_dtype,
         "flags": json.dumps(flags, sort_keys=True),
     }
 

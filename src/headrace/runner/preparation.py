@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -49,8 +50,13 @@ def why_not(config: EngineConfig, model: Decoder) -> str | None:
     return None
 
 
-def step_shape(config: EngineConfig, max_model_len: int) -> StepShape:
-    return StepShape(static_length=min(max_model_len, config.max_seq_len_to_capture), block_size=config.block_size)
+def step_shape(config: EngineConfig, max_model_len: int, caches: KVCaches) -> StepShape:
+    """Of a service with these caches."""
+    return StepShape(
+        static_length=min(max_model_len, config.max_seq_len_to_capture),
+        block_size=config.block_size,
+        kv_dtype=str(caches[0][0].dtype).removeprefix("torch."),
+    )
 
 
 def planned_buckets(config: EngineConfig, *, all_steps: bool) -> tuple[Bucket, ...]:
@@ -81,9 +87,9 @@ class Preparation:
         kernels = cpu.load()
         assert kernels is not None, "a packed model computes with kernels"
         self._mode = config.compile
-        self._shape = step_shape(config, max_model_len)
-        if artifacts is not None and artifacts.shape.block_size == config.block_size:
-            self._shape = artifacts.shape  # longer contexts take the ready path
+        self._shape = step_shape(config, max_model_len, caches)
+        if artifacts is not None:  # longer contexts take the ready path; what else differs is refused
+            self._shape = replace(self._shape, static_length=artifacts.shape.static_length)
         self._artifacts = artifacts
         prepared = () if artifacts is None else tuple(artifacts.files)
         names = {bucket.name for bucket in prepared}

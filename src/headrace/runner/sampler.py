@@ -6,6 +6,7 @@ with top_k, top_p or min_p. See `draws` for the draw, `logit_shaping` and `filte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +16,14 @@ from torch import Tensor
 from headrace.core.messages import TokenLogprobs
 from headrace.runner.draws import TokenNoise
 from headrace.runner.filters import keep
+from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import NON_FINITE
 from headrace.runner.logit_shaping import shape_logits
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.sampling_table import SHAPED, Need, SamplingTable
 from headrace.runner.token_history import TokenHistory
 
-NOTHING_LEFT = "no token is left to sample: allowed_token_ids, bad_words and min_tokens exclude every one"
+NOTHING_LEFT = "no token is left to sample: allowed_token_ids, bad_words, min_tokens and the grammar exclude every one"
 _CPU_CHUNK = 1 << 17  # logits that get their noise at once: a few passes over what stays in the cache
 _CUDA_CHUNK = 1 << 25
 
@@ -36,15 +38,25 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, *, table: SamplingTable, history: TokenHistory, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, *, table: SamplingTable, history: TokenHistory, masks: GrammarMasks, vocab_size: int, device: torch.device) -> None:
         self._table = table
         self._history = history
+        self._masks = masks
         self._noise = TokenNoise(vocab_size, device)
 
-    def sample(self, logits_RV: Tensor, slots: list[int]) -> Sampled:
-        """The next token of each row. logits: float32 [R, V], not changed; `slots`: the slot of each row, all different."""
+    def sample(self, logits_RV: Tensor, slots: list[int], num_guesses: Sequence[int] | None = None) -> Sampled:
+        """The next token of each row. logits: float32 [R, V], not changed; `slots`: the slot of each row.
+
+        `num_guesses`: how many of the slot's guesses (`TokenHistory.guess`) belong to the row's history; None: none. Rows of one slot differ
+        in it.
+        """
         slot_R = np.asarray(slots, dtype=np.int64)
+        length_R = self._history.length_S[slot_R]
+        if num_guesses is not None:
+            length_R += num_guesses
         need_R = self._table.need[slot_R]
+        held = slot_R[need_R & Need.GRAMMAR != 0].tolist()
+        faults = self._masks.wait(held) if held else {}
         token_R = _argmax(logits_RV)
         finite_R = torch.isfinite(logits_RV.gather(1, token_R[:, None]).squeeze(1))  # the largest is NaN if any is
         left_R = torch.ones_like(finite_R)
@@ -56,11 +68,12 @@ class Sampler:
             rows = torch.from_numpy(chosen).to(logits_RV.device)
             x_RV = logits_RV.index_select(0, rows)
             if (need_R[chosen] & SHAPED).any():
-                shape_logits(x_RV, slot_R[chosen], self._table, self._history)
+                shape_logits(x_RV, slot_R[chosen], length_R[chosen], self._table, self._history, self._masks)
                 left_R[rows] = x_RV.amax(dim=1) != float("-inf")
-            token_R[rows] = _argmax(x_RV) if pick is None else pick(x_RV, slot_R[chosen])
+            token_R[rows] = _argmax(x_RV) if pick is None else pick(x_RV, slot_R[chosen], length_R[chosen])
         errors = [
-            NON_FINITE if not finite else None if left else NOTHING_LEFT for finite, left in zip(finite_R.tolist(), left_R.tolist(), strict=True)
+            NON_FINITE if not finite else faults.get(slot, None if left else NOTHING_LEFT)
+            for slot, finite, left in zip(slots, finite_R.tolist(), left_R.tolist(), strict=True)
         ]
         token_ids = [token if error is None else 0 for token, error in zip(token_R.tolist(), errors, strict=True)]
         logprobs: list[TokenLogprobs | None] = [None] * len(slots)
@@ -79,14 +92,14 @@ class Sampler:
     def _column(self, values_S: np.ndarray, slot_R: np.ndarray, device: torch.device) -> Tensor:
         return torch.from_numpy(values_S[slot_R]).to(device)
 
-    def _seeds(self, slot_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._table.key[slot_R], self._history.length_S[slot_R] - self._history.num_prompt_S[slot_R]
+    def _seeds(self, slot_R: np.ndarray, length_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._table.key[slot_R], length_R - self._history.num_prompt_S[slot_R]
 
-    def _draw_any(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+    def _draw_any(self, x_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray) -> Tensor:
         self._scale(x_RV, slot_R)
-        return self._draw(x_RV, slot_R)
+        return self._draw(x_RV, slot_R, length_R)
 
-    def _draw_filtered(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+    def _draw_filtered(self, x_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray) -> Tensor:
         self._scale(x_RV, slot_R)
         table, device = self._table, x_RV.device
         kept = keep(
@@ -95,18 +108,19 @@ class Sampler:
             top_p_R=self._column(table.top_p, slot_R, device),
             min_p_R=self._column(table.min_p, slot_R, device),
         )
-        best_R = _argmax(kept.values_RK + self._noise.gumbel(*self._seeds(slot_R), kept.ids_RK))
+        best_R = _argmax(kept.values_RK + self._noise.gumbel(*self._seeds(slot_R, length_R), kept.ids_RK))
         token_R = kept.ids_RK.gather(1, best_R[:, None]).squeeze(1)
         many = torch.nonzero(~kept.fits_R).squeeze(1)
         if len(many):
             rest_RV = x_RV[many]
             rest_RV.masked_fill_(rest_RV < kept.floor_R1[many], float("-inf"))
-            token_R[many] = self._draw(rest_RV, slot_R[many.cpu().numpy()])
+            rest = many.cpu().numpy()
+            token_R[many] = self._draw(rest_RV, slot_R[rest], length_R[rest])
         return token_R
 
-    def _draw(self, x_RV: Tensor, slot_R: np.ndarray) -> Tensor:
+    def _draw(self, x_RV: Tensor, slot_R: np.ndarray, length_R: np.ndarray) -> Tensor:
         """A token of each row by softmax probability."""
-        key_R, position_R = self._seeds(slot_R)
+        key_R, position_R = self._seeds(slot_R, length_R)
         step = max(1, (_CPU_CHUNK if x_RV.device.type == "cpu" else _CUDA_CHUNK) // x_RV.shape[1])
         picked = []
         for first in range(0, len(slot_R), step):

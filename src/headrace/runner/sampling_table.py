@@ -20,9 +20,10 @@ class Need(IntFlag):
     BAD_WORDS = 32
     MIN_TOKENS = 64
     LOGPROBS = 128
+    GRAMMAR = 256
 
 
-SHAPED = Need.PENALTY | Need.BIAS | Need.ALLOWED | Need.BAD_WORDS | Need.MIN_TOKENS
+SHAPED = Need.PENALTY | Need.BIAS | Need.ALLOWED | Need.BAD_WORDS | Need.MIN_TOKENS | Need.GRAMMAR
 _NO_IDS = np.zeros(0, dtype=np.int64)
 
 
@@ -70,6 +71,7 @@ class SamplingTable:
             Need.BAD_WORDS: bool(bad_words),
             Need.MIN_TOKENS: params.min_tokens > 0 and bool(end_ids),
             Need.LOGPROBS: params.logprobs is not None,
+            Need.GRAMMAR: params.structured is not None,
         }
         self.need[slot] = sum(need for need, present in needs.items() if present)
         self.key[slot] = key

@@ -27,6 +27,7 @@ class StepShape:
 
     static_length: int  # tokens of the longest context that goes this way
     block_size: int
+    kv_dtype: str = "float32"  # of keys and values: the end of a torch dtype's name
 
     @property
     def table_width(self) -> int:
@@ -105,7 +106,8 @@ def example_inputs(module: StepModule, bucket: Bucket, shape: StepShape) -> tupl
     config = module.model.config
     tokens, rows = bucket.num_tokens, bucket.num_rows
     size = (_EXAMPLE_BLOCKS, shape.block_size, config.num_kv_heads, config.head_dim)
-    caches = [(torch.zeros(size, dtype=module.model.dtype), torch.zeros(size, dtype=module.model.dtype)) for _ in range(config.num_layers)]
+    dtype = getattr(torch, shape.kv_dtype)
+    caches = [(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) for _ in range(config.num_layers)]
     return (
         torch.zeros(tokens, dtype=torch.int64),
         torch.zeros(tokens, dtype=torch.int64),

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.core.messages import TokenLogprobs
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
 from headrace.errors import EngineUnavailable, QueueFull, RequestError
-from headrace.observe.metrics import Metrics
+from headrace.observe.metrics import RequestMetrics
 from headrace.server.fan_in import FanIn
 from headrace.server.logprobs import prompt_entries
 from headrace.server.parse import ParsedRequest, Prompt
@@ -108,17 +108,19 @@ class Answer:
         self,
         request: ParsedRequest,
         model: LoadedModel,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         *,
         answer_id: str,
         tenant: str,
         arrival: float,
         new_scorer: Callable[[Prompt], Scorer] | None,
+        background: bool = False,
     ) -> None:
         self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in request.prompts))
         self._request = request
         self._model = model
         self._metrics = metrics
+        self._background = background
         self._answer_id = answer_id
         self._tenant = tenant
         self._arrival = arrival
@@ -172,6 +174,7 @@ class Answer:
             tenant=self._tenant,
             cache_salt=request.cache_salt,
             session_id=request.session_id,
+            background=self._background,
         )
 
     def _take(self, index: int, delta: ChoiceDelta, now: float) -> list[Piece]:

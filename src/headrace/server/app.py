@@ -8,23 +8,29 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
-from headrace.server import routes_chat, routes_completions, routes_embeddings, routes_operations, routes_tokenize
+from headrace.server import routes_batches, routes_chat, routes_completions, routes_embeddings, routes_files, routes_operations, routes_tokenize
 from headrace.server.auth import ApiKeys
+from headrace.server.batch_service import ENDPOINTS, AnswerBody, BatchService
 from headrace.server.errors_to_json import ErrorsToJson, routing_error
+from headrace.server.generation_route import GenerationRoute
 from headrace.server.messages import routes as routes_messages
 from headrace.server.request_log import RequestLog
 from headrace.server.responses import routes as routes_responses
+from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
 
 FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_operations)
 
 
-def create_app(service: Service) -> Starlette:
+def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
     """From the outside in: request id and log, CORS, errors, keys, routes.
 
     CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused.
     """
     routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
+    if batches is not None:
+        batches.answers = background_answers(routes)
+        routes += [*routes_files.routes(service, batches), *routes_batches.routes(service, batches)]
     paths = {route.path_format: route.path_regex for route in routes if isinstance(route, Route)}
     service.metrics.expect_paths(paths)
     config = service.config
@@ -43,3 +49,10 @@ def create_app(service: Service) -> Starlette:
     app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app
+
+
+def background_answers(routes: list[BaseRoute]) -> dict[str, AnswerBody]:
+    """What answers the lines of batches: the routes themselves, by path."""
+    kinds = GenerationRoute | EmbeddingsRoute
+    found = {route.path: route.endpoint for route in routes if isinstance(route, Route) and isinstance(route.endpoint, kinds)}
+    return {path: endpoint.in_background for path, endpoint in found.items() if path in ENDPOINTS}

@@ -14,6 +14,8 @@ from headrace.text.answer_grammar import Thinking, single_token
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.reasoning import ReasoningCounter, ReasoningFormat, ReasoningParser
 
+MAX_BUDGET = 65_536  # tokens that a grammar counts
+
 # For models whose template has no word for the effort: most tokens of reasoning.
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": None, "xhigh": None}
 
@@ -52,6 +54,10 @@ class TurnReasoning:
                 self._budget = EFFORT_BUDGETS[options.effort or "high"]
         if self._budget is not None and self._budget >= model.info.max_model_len:
             self._budget = None  # the context ends it before
+        if self._budget is not None and self._budget > MAX_BUDGET:
+            raise InvalidRequest(
+                f"{budget_field} must be at most {MAX_BUDGET}, not {self._budget}; without it there is no bound.", param=budget_field
+            )
         if self._budget is not None and self._format is not None and single_token(self._tokenizer, self._format.end) is None:
             param = budget_field if options.budget is not None else effort_field
             raise InvalidRequest(f"{param} cannot be held: this model has no token that ends its reasoning. Leave it out.", param=param)

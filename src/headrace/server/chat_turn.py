@@ -19,7 +19,7 @@ from headrace.server.service import LoadedModel
 from headrace.server.turn_fields import TurnFields
 from headrace.text import tool_formats
 from headrace.text.answer_events import AnswerParser, PlainParser
-from headrace.text.answer_grammar import MAX_CALLS, Calling, SchemaError, answer_grammar
+from headrace.text.answer_grammar import FORM_RULE, MAX_CALLS, Calling, SchemaError, answer_grammar, arguments_rule
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.reasoning import ReasoningCounter
 from headrace.text.tool_formats import ToolFormat
@@ -90,8 +90,12 @@ def prepare_turn(
         param = fields.tool_parameters.format(error.index)
         raise InvalidRequest(f"{param} cannot be used: {error}.", param=param) from None
     if grammar is not None:
-        param = structured.param if structured is not None else fields.tools if calling is not None else fields.budget
-        structured = StructuredOutputs(kind="grammar", source=grammar, param=param)
+        origins = [(arguments_rule(index), fields.tool_parameters.format(index)) for index in (calling.tools if calling else ())]
+        param = fields.tools if calling is not None else fields.budget
+        if structured is not None:
+            param = structured.param
+            origins.append((FORM_RULE, param))
+        structured = StructuredOutputs(kind="grammar", source=grammar, param=param, rule_params=tuple(origins))
     names = frozenset(tool.name for tool in tools)
 
     def new_parser() -> AnswerParser:
@@ -132,7 +136,7 @@ def _calling(model: LoadedModel, template: ChatTemplate, tools: Sequence[Functio
         return None
     return Calling(
         format=_tool_format(model, template),
-        tools=[tool for tool in tools if choice.name in (None, tool.name)],
+        tools={index: tool for index, tool in enumerate(tools) if choice.name in (None, tool.name)},
         required=choice.mode == "required",
         most=1 if choice.name is not None or not parallel else MAX_CALLS,
     )

@@ -11,11 +11,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from headrace.errors import InvalidRequest
+from headrace.observe.metrics import BackgroundMetrics, RequestMetrics
 from headrace.server.answer import Answer, Header, Scorer, Usage
 from headrace.server.body import BodyLease, ClientGone, read_body
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.service import LoadedModel, Service
-from headrace.server.streaming import Wire, send_body, send_stream
+from headrace.server.streaming import Wire, encode, send_body, send_stream, whole_body
 
 Result = TypeVar("Result")
 Request = TypeVar("Request", bound=ParsedRequest)
@@ -62,24 +64,48 @@ class GenerationRoute(Generic[Request]):
         request = await service.offload(len(body), dialect.parse, body, service, model, tenant)
         del body
         lease.release()
+        answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False)
+        scope["state"]["usage"] = answer.usage
+        await self.respond(request, answer, wire, send)
+
+    def _open(
+        self, request: Request, model: LoadedModel, metrics: RequestMetrics, *, tenant: str, arrival: float, background: bool
+    ) -> tuple[Answer, Wire]:
+        dialect = self.dialect
         header = Header(answer_id=dialect.id_prefix + uuid.uuid4().hex, created=int(time.time()), model=request.model)
         answer = Answer(
             request,
             model,
-            service.metrics,
+            metrics,
             answer_id=header.answer_id,
             tenant=tenant,
             arrival=arrival,
             new_scorer=dialect.new_scorers(request, model),
+            background=background,
         )
-        scope["state"]["usage"] = answer.usage
-        await self.respond(request, answer, dialect.new_wire(request, header, answer.usage), send)
+        return answer, dialect.new_wire(request, header, answer.usage)
+
+    async def in_background(self, body: bytes, tenant: str) -> bytes:
+        """The whole answer to a body, as JSON, computed when there is time. Raises `RequestError`."""
+        service = self.service
+        model = service.model()
+        request = await service.offload(len(body), self.dialect.parse, body, service, model, tenant)
+        if request.stream:
+            raise InvalidRequest("stream must be false in a batch: its answers are written whole.", param="stream")
+        metrics = BackgroundMetrics(service.metrics)
+        answer, wire = self._open(request, model, metrics, tenant=background_tenant(tenant), arrival=time.monotonic(), background=True)
+        return encode(await whole_body(answer, wire))
 
     async def respond(self, request: Request, answer: Answer, wire: Wire, send: Send) -> None:
         if request.stream:
             await send_stream(send, answer, wire)
         else:
             await send_body(send, answer, wire)
+
+
+def background_tenant(tenant: str) -> str:
+    """To whom background work is accounted: what it takes is nobody else's, so it does not count against the tenant's other requests."""
+    return f"{tenant} background"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -11,6 +11,7 @@ from headrace.errors import ContextLengthExceeded, InvalidRequest
 from headrace.sampling_params import SamplingParams
 from headrace.server.schema import CompletionBody, GenerationBody, SamplingBody
 from headrace.server.service import LoadedModel
+from headrace.server.structured import structured_outputs
 from headrace.text.answer_events import AnswerParser
 from headrace.text.reasoning import ReasoningCounter
 
@@ -40,18 +41,18 @@ class ParsedRequest:
     model: str  # the name to answer under
     prompt_field: str  # the field of the body that holds the prompt
     prompts: tuple[Prompt, ...]
-    n: int
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    echo: bool  # completions: the prompt's tokens are part of the answer, and of its logprobs
-    logprobs: int | None  # alternatives per token in the answer; None: no logprobs
-    prompt_logprobs: int | None
-    return_token_ids: bool
-    priority: int
-    deadline_ms: int | None
-    cache_salt: str | None
-    session_id: str | None
+    n: int = 1
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False  # completions: the prompt's tokens are part of the answer, and of its logprobs
+    logprobs: int | None = None  # alternatives per token in the answer; None: no logprobs
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
 
 
 def token_ids(value: Any, vocab_size: int, param: str) -> tuple[int, ...]:
@@ -188,7 +189,6 @@ def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts:
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats),
-        echo=False,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
@@ -201,6 +201,7 @@ def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts:
 
 def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) -> ParsedRequest:
     params = sampling_params(body, model, max_tokens=body.max_tokens, limit_field="max_tokens", logprobs=body.logprobs)
+    params = dataclasses.replace(params, structured=structured_outputs(body))
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens must be at least 1; 0 is allowed only with echo.", param="max_tokens")

@@ -11,6 +11,7 @@ from headrace.server.chat_turn import ChatTurn, TemplateOptions, prepare_turn
 from headrace.server.parse import ParsedRequest, Prompt, common, fit, sampling_params, shown, truncate
 from headrace.server.schema import ChatBody, ChatOptions
 from headrace.server.service import LoadedModel
+from headrace.server.structured import structured_outputs
 
 
 def chat_turn(body: ChatOptions, model: LoadedModel, *, trust_request: bool, bounded: bool) -> ChatTurn:
@@ -36,6 +37,7 @@ def chat_turn(body: ChatOptions, model: LoadedModel, *, trust_request: bool, bou
         tools=tool_list(body.tools),
         tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=chat.parallel_tool_calls is not False,
+        structured=structured_outputs(chat),
         reasoning=ReasoningOptions(include=chat.include_reasoning is not False, budget=chat.thinking_token_budget, effort=body.reasoning_effort),
         bounded=bounded,
     )

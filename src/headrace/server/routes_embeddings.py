@@ -14,11 +14,13 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from headrace.core.messages import Pooling
 from headrace.engine.embedding import Embedding, EmbeddingRequest, unit_vector
 from headrace.errors import ContextLengthExceeded, InvalidRequest, RequestError
+from headrace.observe.metrics import BackgroundMetrics, RequestMetrics
 from headrace.server.answer import Usage, translated
 from headrace.server.body import decode_object, read_body
-from headrace.server.generation_route import until_disconnect
+from headrace.server.generation_route import background_tenant, until_disconnect
 from headrace.server.parse import encode_prompt, prompt_list
 from headrace.server.schema import EmbeddingBody, validate
 from headrace.server.service import LoadedModel, Service
@@ -84,10 +86,11 @@ def fit(ids: tuple[int, ...], truncate: int | None, model: LoadedModel) -> tuple
 
 
 async def embed_all(
-    request: ParsedEmbeddings, model: LoadedModel, service: Service, *, answer_id: str, tenant: str, arrival: float
+    request: ParsedEmbeddings, model: LoadedModel, metrics: RequestMetrics, *, pooling: Pooling, tenant: str, arrival: float, background: bool
 ) -> list[Embedding]:
     """The embeddings in the order of the inputs. Raises the first `RequestError`; the other inputs are aborted then."""
     window = asyncio.Semaphore(INPUTS_AT_ONCE)
+    answer_id = f"embd-{uuid.uuid4().hex}"
 
     async def one(index: int, ids: tuple[int, ...]) -> Embedding:
         async with window:
@@ -95,15 +98,16 @@ async def embed_all(
                 EmbeddingRequest(
                     request_id=f"{answer_id}-{index}",
                     prompt_token_ids=ids,
-                    pooling=service.config.pooling,
+                    pooling=pooling,
                     priority=request.priority,
                     deadline=None if request.deadline_ms is None else arrival + request.deadline_ms / 1000,
                     tenant=tenant,
                     cache_salt=request.cache_salt,
+                    background=background,
                 )
             )
-        service.metrics.prompt(len(ids))
-        service.metrics.finished("stop", time.monotonic() - arrival, 0)
+        metrics.prompt(len(ids))
+        metrics.finished("stop", time.monotonic() - arrival, 0)
         return embedding
 
     try:
@@ -142,18 +146,24 @@ class EmbeddingsRoute:
         with service.bodies.lease() as lease:
             body = await read_body(receive, Headers(scope=scope), max_bytes=config.max_body_bytes, timeout=config.body_timeout, lease=lease)
             with service.admission.permit():
-                work = self.whole(body, tenant=scope["state"]["tenant"], arrival=arrival, state=scope["state"])
+                work = self._answer(body, service.metrics, tenant=scope["state"]["tenant"], arrival=arrival, background=False, state=scope["state"])
                 del body
                 answer = await until_disconnect(receive, work)
         await send_encoded(send, answer)
 
-    async def whole(self, body: bytes, *, tenant: str, arrival: float, state: dict[str, Any]) -> bytes:
-        """The answer to a body, as JSON. Raises `RequestError`. `state["usage"]` is set once the tokens are counted."""
+    async def in_background(self, body: bytes, tenant: str) -> bytes:
+        """See `GenerationRoute.in_background`."""
+        metrics = BackgroundMetrics(self._service.metrics)
+        return await self._answer(body, metrics, tenant=background_tenant(tenant), arrival=time.monotonic(), background=True, state={})
+
+    async def _answer(self, body: bytes, metrics: RequestMetrics, *, tenant: str, arrival: float, background: bool, state: dict[str, Any]) -> bytes:
+        """`state["usage"]` is set once the tokens are counted."""
         service = self._service
         model = service.model()
         request = await service.offload(len(body), parse, body, service, model)
         state["usage"] = Usage(prompt_tokens=request.num_tokens)
-        embeddings = await embed_all(request, model, service, answer_id=f"embd-{uuid.uuid4().hex}", tenant=tenant, arrival=arrival)
+        pooling = service.config.pooling
+        embeddings = await embed_all(request, model, metrics, pooling=pooling, tenant=tenant, arrival=arrival, background=background)
         return await service.offload(sum(each.vector.nbytes for each in embeddings), body_of, request, embeddings)
 
 

@@ -12,6 +12,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import InvalidRequest
+from headrace.server.structured import StructuredFields
 from headrace.server.unsupported import UNSUPPORTED, refuse_unsupported
 
 INT32 = 2**31 - 1
@@ -76,7 +77,7 @@ class HarmlessFields(BaseModel):
     prompt_cache_retention: str | None = None
 
 
-class GenerationBody(SamplingBody, HarmlessFields):
+class GenerationBody(SamplingBody, StructuredFields, HarmlessFields):
     """What completions and chats have in common."""
 
     n: int | None = None
@@ -109,6 +110,15 @@ class EmbeddingBody(Body):
     deadline_ms: Annotated[int, Field(ge=1, le=INT32)] | None = None
     cache_salt: Name | None = None
     user: str | None = None  # changes no answer
+
+
+class BatchBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input_file_id: str | None = None
+    endpoint: str | None = None
+    completion_window: str | None = None
+    metadata: dict[str, str] | None = None
 
 
 class TextPart(BaseModel):

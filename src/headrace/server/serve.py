@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -25,8 +26,10 @@ from headrace.engine.client import EngineClient
 from headrace.engine.generation import GenerationRequest
 from headrace.engine.generation import Generator as TextGenerator
 from headrace.errors import ConfigError, RequestError, StartError
+from headrace.models.store import cache_root
 from headrace.sampling_params import SamplingParams
 from headrace.server.app import create_app
+from headrace.server.batch_service import BatchService
 from headrace.server.logprobs import TokenTexts
 from headrace.server.protocol import BoundedHttpProtocol
 from headrace.server.ready_message import ready_message
@@ -70,6 +73,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def set_up_logging() -> None:
     """Our loggers to stderr, unless whoever embeds the server has set up logging."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what clients send wrongly is told to them
     ours = logging.getLogger("headrace")
     if not ours.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
@@ -120,23 +124,29 @@ class ServingProcess:
         self._config = server_config
         self._names = server_config.served_model_names or (model_name,)
         self._port = port
+        self._generator: TextGenerator | None = None
 
     async def run(self) -> int:
         self._signals = Signals()
         self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts)
         limit = self._engine_config.max_num_seqs + self._engine_config.max_num_queued_reqs
         self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit)
+        self._batches = BatchService(self._service, self._batch_folder(), max_lines=self._engine_config.max_num_seqs)
         http = HttpServer(self._uvicorn_config())
         with self._signals.caught():
+            await self._batches.start(must_open=self._config.batch_dir is not None)
             serving = asyncio.create_task(http.serve(sockets=[self._port]))
             try:
                 return await self._until_the_end(serving)
             finally:
                 http.force_exit = self._signals.force.is_set()
                 http.should_exit = True
+                await self._batches.close()
                 await self._client.close()  # ends what still runs with an error
                 await serving
                 self._service.close()
+                if self._generator is not None:
+                    self._generator.close()
 
     async def _until_the_end(self, serving: asyncio.Task[None]) -> int:
         loading = asyncio.create_task(self._load())
@@ -165,7 +175,7 @@ class ServingProcess:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        generator = TextGenerator(self._client, tokenizer)
+        generator = self._generator = TextGenerator(self._client, tokenizer)
         request = GenerationRequest(request_id="self-test", prompt_token_ids=(0,), params=SamplingParams(max_tokens=1, temperature=0.0))
         try:
             async for _ in generator.generate(request):
@@ -197,6 +207,7 @@ class ServingProcess:
     async def _drain(self) -> int:
         """Turns new requests away and waits for those that run; 0 if all of them ended in time."""
         self._service.draining = True
+        await self._batches.close()  # its lines can wait for the next start
         running = self._service.admission.active
         if running:
             logger.info("shutting down: %d requests may run for %g more seconds; a second signal ends them", running, self._config.shutdown_timeout)
@@ -215,7 +226,7 @@ class ServingProcess:
 
     def _uvicorn_config(self) -> uvicorn.Config:
         config = uvicorn.Config(
-            create_app(self._service),
+            create_app(self._service, self._batches),
             http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
@@ -233,6 +244,13 @@ class ServingProcess:
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"--ssl-certfile or --ssl-keyfile cannot be used: {error}.") from None
         return config
+
+    def _batch_folder(self) -> Path:
+        """The one that was given, or one that the next server of this model on this port finds again."""
+        if self._config.batch_dir is not None:
+            return Path(self._config.batch_dir).expanduser().absolute()
+        name = re.sub(r"[^\w.-]+", "-", self._names[0])[:100]
+        return cache_root() / "batches" / f"{name}-{self._port.getsockname()[1]}"
 
     def _url(self) -> str:
         host, port = self._port.getsockname()[:2]

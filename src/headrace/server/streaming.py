@@ -51,9 +51,14 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 async def send_body(send: Send, answer: Answer, wire: Wire) -> None:
     """The whole answer as JSON. Raises `RequestError` instead of sending anything."""
+    await send_json(send, await whole_body(answer, wire))
+
+
+async def whole_body(answer: Answer, wire: Wire) -> dict[str, Any]:
+    """Raises `RequestError`."""
     async with aclosing(answer.batches()) as batches:
         pieces = [piece async for batch in batches for piece in batch]
-    await send_json(send, wire.body(pieces))
+    return wire.body(pieces)
 
 
 async def send_json(send: Send, body: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from headrace.errors import InvalidRequest
 
 NO_AUDIO = "Audio is not supported; this server answers with text."
 OLD_TOOLS = "{field} is the older form of tool calls, which is not supported; send tools and tool_choice instead."
-NO_STRUCTURE = 'Structured output is not supported by this version; leave {field} out, or use {{"type": "text"}} where it is a format.'
 NO_LEGACY = "{field} is not supported; describe the change in the prompt instead."
 
 Rule = tuple[Callable[[Any, dict[str, Any]], bool], str]  # (whether the value asks for nothing, reason)
@@ -26,10 +25,6 @@ def _same_as_n(value: Any, body: dict[str, Any]) -> bool:
 
 def _text_only(value: Any, body: dict[str, Any]) -> bool:
     return bool(value == ["text"])
-
-
-def _text_format(value: Any, body: dict[str, Any]) -> bool:
-    return bool(value == {"type": "text"})
 
 
 def _none(value: Any, body: dict[str, Any]) -> bool:
@@ -49,12 +44,6 @@ UNSUPPORTED: dict[str, Rule] = {
     "web_search_options": (never, "web_search_options is not supported; this server does not search the web."),
     "functions": (never, OLD_TOOLS),
     "function_call": (_none, OLD_TOOLS),
-    "response_format": (_text_format, NO_STRUCTURE),
-    "structured_outputs": (never, NO_STRUCTURE),
-    "guided_json": (never, NO_STRUCTURE),
-    "guided_regex": (never, NO_STRUCTURE),
-    "guided_choice": (never, NO_STRUCTURE),
-    "guided_grammar": (never, NO_STRUCTURE),
     "verbosity": (never, "verbosity is not supported; ask for the length in the prompt."),
     "store": (_not_stored, "store must be false: this server keeps no answers."),
     "use_beam_search": (_not_stored, "use_beam_search is not supported; use temperature 0 for the likeliest text."),

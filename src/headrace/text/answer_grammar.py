@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.sampling_params import StructuredOutputs
-from headrace.text.grammar import json_rule, refusal
+from headrace.text.grammar import form_rule, json_rule, refusal
 from headrace.text.reasoning import ReasoningFormat
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_formats import ToolFormat
 from headrace.text.tools import FunctionTool
 
+FORM_RULE = "form"
 MAX_CALLS = 32  # in one answer that a grammar holds
 _CLOSED_SCHEMA = frozenset({"type", "properties", "required", "title", "description", "$schema", "$defs"})
 
@@ -36,7 +36,7 @@ class Calling:
     """What a grammar has to know of calls."""
 
     format: ToolFormat
-    tools: Sequence[FunctionTool]  # at least one
+    tools: Mapping[int, FunctionTool]  # by their place in the request; at least one
     required: bool  # the answer is calls and nothing else
     most: int = MAX_CALLS  # calls
 
@@ -62,7 +62,7 @@ def answer_grammar(tokenizer: Tokenizer, thinking: Thinking | None, calling: Cal
         if thinking is None and calling is None:
             return None
         body = writer.form(structured) + (f" | {writer.calls(calling)}" if calling else "")
-    elif calling is not None and any(tool.strict for tool in calling.tools) and _lead(calling.format):
+    elif calling is not None and any(tool.strict for tool in calling.tools.values()) and _lead(calling.format):
         body, free = writer.text_with_calls(calling), True
     elif thinking is not None and thinking.budget is not None:
         body, free = writer.any_tokens(), True
@@ -72,6 +72,11 @@ def answer_grammar(tokenizer: Tokenizer, thinking: Thinking | None, calling: Cal
     if thinking is not None and (thinking.opened or not free or thinking.budget is not None):
         start = f"{writer.thinking(thinking, needed=free)} {start}"
     return writer.source(start)
+
+
+def arguments_rule(index: int) -> str:
+    """The rule that holds the arguments of a tool."""
+    return f"arguments_{index}"
 
 
 def single_token(tokenizer: Tokenizer, text: str) -> int | None:
@@ -95,7 +100,7 @@ class _Writer:
         self._ends = {*tokenizer.stop_token_ids, *(() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))}
 
     def source(self, start: str) -> str:
-        return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, ""])
+        return "\n".join([f"start: {start}", *self._rules, ""])
 
     def rule(self, name: str, body: str, *, attributes: str = "") -> str:
         self._rules.append(f"{name}{attributes}: {body}")
@@ -120,7 +125,7 @@ class _Writer:
     def calls(self, calling: Calling) -> str:
         """Calls and nothing else."""
         format = calling.format
-        call = self.rule("call", " | ".join(self._call(format.before, index, tool, format) for index, tool in enumerate(calling.tools)))
+        call = self.rule("call", " | ".join(self._call(format.before, index, tool, format) for index, tool in calling.tools.items()))
         return self.rule("calls", f"{self.literal(format.opens)} {self._several(call, calling)} {self.literal(format.closes)}")
 
     def text_with_calls(self, calling: Calling) -> str:
@@ -135,7 +140,7 @@ class _Writer:
             self._rules.append(f"UNANNOUNCED: TEXT & ~/(?s:.*){regex_to_lark(re.escape(lead))}(?s:.*)/")
             announced, rest = "announced", "UNANNOUNCED"
         before = format.before if format.opens else format.before.removeprefix(lead)
-        call = self.rule("call", " | ".join(self._call(before, index, tool, format) for index, tool in enumerate(calling.tools)))
+        call = self.rule("call", " | ".join(self._call(before, index, tool, format) for index, tool in calling.tools.items()))
         if format.opens:
             call = f"{self.literal(format.opens.removeprefix(lead))} {self._several(call, calling)} {self.literal(format.closes)}"
         return f"({announced} {call}){'*' if calling.most > 1 else '?'} {rest}"
@@ -143,7 +148,7 @@ class _Writer:
     def form(self, structured: StructuredOutputs) -> str:
         """What holds the whole of an answer, as a part of one. Raises `InvalidRequest`."""
         try:
-            return self.rule("form", _form(structured))
+            return self.rule(FORM_RULE, form_rule(structured))
         except (ValueError, RecursionError) as error:
             raise refusal(structured, str(error)) from None
 
@@ -172,7 +177,7 @@ class _Writer:
             arguments = json_rule(_arguments_schema(tool))
         except ValueError as error:
             raise SchemaError(index, str(error)) from None
-        name = self.rule(f"arguments_{index}", arguments)
+        name = self.rule(arguments_rule(index), arguments)
         return f"{self.literal(before.replace('{name}', tool.name))} {name} {self.literal(format.after)}"
 
 
@@ -182,23 +187,3 @@ def _arguments_schema(tool: FunctionTool) -> dict[str, Any]:
     if schema.keys() <= _CLOSED_SCHEMA:
         schema["additionalProperties"] = False
     return schema
-
-
-def _form(structured: StructuredOutputs) -> str:
-    source = structured.source
-    match structured.kind:
-        case "json_object":
-            return json_rule({"type": "object"})
-        case "json_schema":
-            schema = json.loads(source)
-            if schema is True:
-                schema = {}
-            if not isinstance(schema, dict):
-                raise ValueError("a schema must be a JSON object")
-            return json_rule(schema)
-        case "regex":
-            return f"/{regex_to_lark(source, 'd')}/"
-        case "choice":
-            return " | ".join(json.dumps(text) for text in json.loads(source))
-        case "grammar":
-            return f"%lark {{\n{any_to_lark(source)}\n}}"

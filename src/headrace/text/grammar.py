@@ -8,67 +8,90 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import StructuredOutputs
 from headrace.text.grammar_bounds import MAX_SOURCE_BYTES, check_regex, check_schema
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions  # there is no such name when the program runs
-
-# What the library may spend on one grammar and on one step of it.
-LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
-# Set last, so that nothing in a schema can soften them.
-JSON_OPTIONS: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ?",
-    "key_separator": ": ?",
-    "coerce_one_of": False,
-    "lenient": False,
-}
+# The model spells forced text as it likes: the library would choose the tokens, and has only our word for how texts become tokens.
+OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": False, "lenient": False}
+MAX_GBNF_CHARACTERS = 32 * 1024  # converting is slow, and keeps other threads waiting
 MAX_MESSAGE = 300  # characters of the library's own words in an error
+CANNOT = " cannot be used: "  # between the field and the reason
+_POSITION = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
+_LISTING = re.compile(r"\n +\d+ \| ")
+_BAD_POINTER = re.compile(r"(Pointer|Resource) '(.{1,200}?)' (does not exist|is not present)")
 _UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
-def compile_grammar(structured: StructuredOutputs) -> str:
-    """The grammar in the library's notation. Raises `InvalidRequest`, which names the field; what the library refuses comes in `check_grammar`."""
-    size = len(structured.source.encode("utf-8", "replace"))
-    if size > MAX_SOURCE_BYTES:
-        raise refusal(structured, f"it takes {size} bytes; at most {MAX_SOURCE_BYTES} are allowed")
+def grammar_of(structured: StructuredOutputs) -> str:
+    """The grammar in the library's notation, a variant of Lark. Raises `InvalidRequest`, which names the field.
+
+    What only the library can find wrong is found when the grammar is compiled.
+    """
+    check_size(structured)
     try:
-        match structured.kind:
-            case "json_object":
-                return json_grammar({"type": "object"})
-            case "json_schema":
-                return json_grammar(_decode(structured.source, "the schema"))
-            case "regex":
-                check_regex(structured.source)
-                return f"start: /{regex_to_lark(structured.source, 'd')}/"
-            case "choice":
-                return "start: " + " | ".join(json.dumps(text) for text in _choices(structured.source))
-            case "grammar":
-                return cast(str, grammar_from("grammar", structured.source))
+        return _lark(structured) + OPTIONS
     except (ValueError, RecursionError) as error:
         raise refusal(structured, str(error)) from None
 
 
-def check_grammar(structured: StructuredOutputs, grammar: str) -> None:
-    """Raises `InvalidRequest` with the library's reason where it cannot hold the form."""
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
-    if failed:
-        raise refusal(structured, messages[0])
+def check_size(structured: StructuredOutputs) -> None:
+    """Raises `InvalidRequest` for a source that is too long."""
+    size = len(structured.source.encode("utf-8", "replace"))
+    if size > MAX_SOURCE_BYTES:
+        raise refusal(structured, f"it takes {size} bytes; at most {MAX_SOURCE_BYTES} are allowed")
 
 
-def check_structured(structured: StructuredOutputs) -> None:
-    """Raises `InvalidRequest` if the form cannot be kept. May take a second or two of one core, most of it outside the interpreter lock."""
-    check_grammar(structured, compile_grammar(structured))
+def _lark(structured: StructuredOutputs) -> str:
+    if structured.kind == "grammar":
+        return _lark_of(structured.source)
+    if structured.kind == "choice":  # as one lexeme: there may be thousands
+        return "start: CHOICE\nCHOICE: " + form_rule(structured)
+    return "start: " + form_rule(structured)
 
 
-def json_grammar(schema: Any) -> str:
-    """A schema as a grammar. ValueError for what is no schema and for what goes beyond the bounds."""
+def form_rule(structured: StructuredOutputs) -> str:
+    """What holds the form, as the body of a rule in a larger Lark grammar. Raises ValueError or RecursionError for what makes no sense."""
+    source = structured.source
+    match structured.kind:
+        case "json_object":
+            return json_rule({"type": "object"})
+        case "json_schema":
+            return json_rule(_decode(source, "the schema"))
+        case "regex":
+            check_regex(source)
+            return f"/{regex_to_lark(source, 'd')}/"
+        case "choice":
+            return " | ".join(json.dumps(text) for text in _choices(source))
+        case "grammar":
+            return f"%lark {{\n{_lark_of(source)}\n}}"
+
+
+def _lark_of(source: str) -> str:
+    check_regex(source)
+    return source if is_lark_syntax(source) else _from_gbnf(source)
+
+
+def _from_gbnf(source: str) -> str:
+    if len(source) > MAX_GBNF_CHARACTERS:
+        raise ValueError(f"a grammar in GBNF may have at most {MAX_GBNF_CHARACTERS} characters; write it in Lark")
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:  # the converter raises nothing narrower
+        raise ValueError(f"it is no Lark grammar (there is no rule start), and as GBNF it is wrong: {error}") from None
+
+
+def json_rule(schema: Any) -> str:
+    """A schema as a part of a Lark grammar (`%json {...}`), with the white space of all JSON answers.
+
+    Raises ValueError for what is no schema and for what goes beyond the bounds.
+    """
     if isinstance(schema, bool):
         if not schema:
             raise ValueError("the schema false allows no answer")
@@ -76,28 +99,36 @@ def json_grammar(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise ValueError("a schema must be a JSON object")
     check_schema(schema)
-    return cast(str, LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS))
-
-
-def json_rule(schema: dict[str, Any]) -> str:
-    """A schema as a part of a Lark grammar (`%json {...}`), with the white space of all JSON answers.
-
-    Raises ValueError for what goes beyond the bounds.
-    """
-    check_schema(schema)
     return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
 
 
 def refusal(structured: StructuredOutputs, reason: str) -> InvalidRequest:
     """The error for a form that cannot be kept, in words for whoever wrote it."""
     unknown = _UNKNOWN_KEYWORDS.search(reason)
+    param = _field(structured, reason)
+    if "oneOf constraints" in reason:
+        reason = "oneOf can only be enforced where its schemas exclude each other by type or by a constant property; use anyOf"
+    if (pointer := _BAD_POINTER.search(reason)) is not None:
+        reason = f"$ref points to {pointer[2]!r}, which is not in the schema"
     if unknown is not None:
         names = ", ".join(json.loads(f"[{unknown[1]}]"))
         reason = f"the JSON schema uses {names}, which cannot be enforced; leave it out"
-    reason = reason.split("\n<", 1)[0].strip().rstrip(".")
+    if structured.kind != "grammar" or structured.rule_params:  # the library speaks of a grammar that is ours, not the user's
+        reason = _LISTING.split(_POSITION.sub("", reason), maxsplit=1)[0]
+    reason = reason.removeprefix("failed to compile JSON schema: ").split("\n<", 1)[0].strip().rstrip(".")
     if len(reason) > MAX_MESSAGE:
         reason = reason[:MAX_MESSAGE] + "..."
-    return InvalidRequest(f"{structured.param} cannot be used: {reason}.", param=structured.param)
+    return InvalidRequest(f"{param}{CANNOT}{reason}.", param=param)
+
+
+def _field(structured: StructuredOutputs, reason: str) -> str:
+    """The field that the line at fault comes from."""
+    found = _POSITION.match(reason)
+    if found is None:
+        return structured.param
+    line = structured.source.splitlines()[int(found[1]) - 1 : int(found[1])]
+    rule = "".join(line).partition(":")[0].partition("[")[0]
+    return dict(structured.rule_params).get(rule, structured.param)
 
 
 def _decode(source: str, what: str) -> Any:

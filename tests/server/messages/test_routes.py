@@ -123,6 +123,14 @@ async def test_stop_sequences_reach_the_engine(world: World):
     assert world.generator.requests[-1].params.stop == ("a", "b")
 
 
+async def test_the_form_of_the_text_reaches_the_engine(world: World):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    await ask(world, output_config={"format": {"type": "json_schema", "schema": schema}})
+    structured = world.generator.requests[-1].params.structured
+    assert structured is not None
+    assert (structured.kind, json.loads(structured.source), structured.param) == ("json_schema", schema, "output_config.format.schema")
+
+
 async def test_counting_is_what_an_answer_is_charged_for(world: World):
     for fields in ({}, {"system": "Be brief."}, {"cache_control": {"type": "ephemeral", "ttl": "1h"}}):
         body = {"messages": [USER], "model": "tiny", **fields}
@@ -229,6 +237,8 @@ async def test_bad_messages_are_refused_by_name(world: World, messages, about):
         ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"metadata": {"a": "b"}}, "metadata.a"),
     ],
 )

@@ -116,6 +116,22 @@ async def test_an_item_of_each_kind_becomes_its_turn(world: World):
     assert all(item["id"] and item["status"] == "completed" for item in listed["data"])
 
 
+async def test_the_form_of_the_text_reaches_the_engine(world: World):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
+    response = (await respond(world, text={"format": form})).json()
+    assert response["text"] == {"format": form, "verbosity": "medium"}
+    structured = world.generator.requests[-1].params.structured
+    assert structured is not None
+    assert (structured.kind, json.loads(structured.source), structured.param) == ("json_schema", schema, "text.format.schema")
+    await respond(world, text={"format": {"type": "json_object"}})
+    structured = world.generator.requests[-1].params.structured
+    assert structured is not None
+    assert structured.kind == "json_object"
+    await respond(world, text={"format": {"type": "text"}})
+    assert world.generator.requests[-1].params.structured is None
+
+
 async def test_a_conversation_goes_on_from_a_stored_response(world: World):
     first = (await respond(world, instructions="Be brief.")).json()
     second = (await respond(world, "And?", previous_response_id=first["id"])).json()
@@ -305,12 +321,17 @@ async def test_bad_input_is_refused_by_name(world: World, value, param):
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
+        ({"include": ["message.output_text.logprobs"], "tools": [FUNCTION]}, "include"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"truncation": "middle"}, "truncation"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "weight": 1}}}, "text.format.weight"),
         ({"tools": "weather"}, "tools"),
         ({"tools": ["weather"]}, "tools[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

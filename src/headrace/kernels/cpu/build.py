@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger("headrace.kernels")
 
 SOURCES = Path(__file__).parent / "csrc"
 _TIMEOUT_S = 600
@@ -94,6 +97,7 @@ def build(name: str) -> Path:
         with target.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():  # another process may have made it meanwhile
+                logger.info("compiling the CPU kernels (%s), once on this machine", name)
                 _compile(command, target)
     except OSError as error:
         raise KernelBuildError(f"the kernel cache {target.parent} can't be written ({error}); set HEADRACE_HOME to a folder that can") from error

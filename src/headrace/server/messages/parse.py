@@ -14,6 +14,7 @@ from headrace.server.messages.tools import read_choice, read_tools
 from headrace.server.parse import ParsedRequest, Prompt, fit, sampling_params
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
+from headrace.server.structured import json_schema_format
 from headrace.server.unsupported import refuse_unsupported
 
 FIELDS = TurnFields(
@@ -38,14 +39,7 @@ def parse_message(data: bytes, service: Service, model: LoadedModel) -> ParsedRe
         model=name,
         prompt_field="messages",
         prompts=(Prompt(token_ids=turn.prompt_token_ids, params=fitted, new_parser=turn.new_parser, new_counter=turn.new_counter),),
-        n=1,
         stream=bool(body.stream),
-        include_usage=True,
-        continuous_usage=False,
-        echo=False,
-        logprobs=None,
-        prompt_logprobs=None,
-        return_token_ids=False,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         cache_salt=body.cache_salt,
@@ -90,13 +84,8 @@ def make_turn(body: ConversationBody, model: LoadedModel, *, bounded: bool) -> C
 
 def output_form(body: ConversationBody) -> StructuredOutputs | None:
     """The form that `output_config.format` asks for."""
-    if body.output_config is None or body.output_config.format is None:
-        return None
-    raise InvalidRequest(
-        "output_config.format: structured output is not supported by this version; leave it out.",
-        param="output_config.format",
-        code="unsupported_value",
-    )
+    form = body.output_config.format if body.output_config is not None else None
+    return None if form is None else json_schema_format({"schema": form.form_schema}, "output_config.format")
 
 
 def reasoning_options(body: ConversationBody) -> ReasoningOptions:
@@ -106,7 +95,7 @@ def reasoning_options(body: ConversationBody) -> ReasoningOptions:
     if thinking is None or thinking.type == "disabled":
         if effort is not None:
             raise InvalidRequest("output_config.effort is allowed only together with thinking.", param="output_config.effort")
-        return ReasoningOptions(include=False)
+        return ReasoningOptions(include=False, effort="none")
     if (thinking.budget_tokens is not None) != (thinking.type == "enabled"):
         raise InvalidRequest("thinking.budget_tokens is required with type enabled, and allowed with no other type.", param="thinking.budget_tokens")
     return ReasoningOptions(budget=thinking.budget_tokens, effort=effort)

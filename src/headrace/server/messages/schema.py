@@ -31,9 +31,14 @@ class Thinking(Strict):
     display: None = None
 
 
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    form_schema: dict[str, Any] = Field(alias="schema")  # `schema` is a method of pydantic's models
+
+
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh"] | None = None
-    format: dict[str, Any] | None = None
+    format: OutputFormat | None = None
 
 
 class ConversationBody(Body):

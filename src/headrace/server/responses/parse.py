@@ -18,6 +18,7 @@ from headrace.server.responses.store import ResponseStore
 from headrace.server.responses.tools import read_choice, read_tools
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
+from headrace.server.structured import json_schema_format, response_format
 from headrace.server.unsupported import refuse_unsupported
 
 FIELDS = TurnFields(
@@ -59,14 +60,8 @@ def parse_response(data: bytes, service: Service, model: LoadedModel, store: Res
         model=name,
         prompt_field="input",
         prompts=(Prompt(token_ids=ids, params=turn.apply(fitted), new_parser=turn.new_parser, new_counter=turn.new_counter),),
-        n=1,
         stream=bool(body.stream),
-        include_usage=True,
-        continuous_usage=False,
-        echo=False,
         logprobs=logprobs,
-        prompt_logprobs=None,
-        return_token_ids=False,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         cache_salt=body.cache_salt,
@@ -94,6 +89,12 @@ def check_together(body: ResponseBody) -> None:
         raise InvalidRequest("max_output_tokens must be at least 1.", param="max_output_tokens")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is allowed only together with stream: true.", param="stream_options")
+    if LOGPROBS in (body.include or ()) and body.tools and body.tool_choice != "none":
+        raise InvalidRequest(
+            f"include: {LOGPROBS} is not supported together with tools; leave one of them out, or set tool_choice to none.",
+            param="include",
+            code="unsupported_value",
+        )
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later.", param="background")
     if body.background and body.stream:
@@ -140,13 +141,13 @@ def all_items(body: InputBody, store: ResponseStore, tenant: str) -> list[dict[s
 
 
 def text_form(body: InputBody) -> StructuredOutputs | None:
-    """The form that `text.format` asks for."""
+    """The form that `text.format` asks for; its schema stands one level higher than in a chat's `response_format`."""
     form = body.text.format if body.text is not None else None
-    if form in (None, {"type": "text"}):
+    if form is None:
         return None
-    raise InvalidRequest(
-        'text.format: structured output is not supported by this version; use {"type": "text"}.', param="text.format", code="unsupported_value"
-    )
+    if form.get("type") == "json_schema":
+        return json_schema_format({name: value for name, value in form.items() if name != "type"}, "text.format")
+    return response_format(form, "text.format")
 
 
 def make_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, bounded: bool) -> ChatTurn:

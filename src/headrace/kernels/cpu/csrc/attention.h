@@ -16,87 +16,102 @@ constexpr int kTile = 64;
 constexpr int64_t kStateExtra = 2;  // a state is D sums, the maximum and the denominator
 const float kNegativeInfinity = -__builtin_inff();
 
-// Query times key sums lanes across a register, which costs shuffles: half a 512-bit register leaves a port free for them.
-#if defined(__AVX2__)
-using Q = __m256;
-inline Q load_q(const float* p) { return _mm256_loadu_ps(p); }
-inline Q fma_q(Q a, Q b, Q c) { return _mm256_fmadd_ps(a, b, c); }
-inline Q zero_q() { return _mm256_setzero_ps(); }
-inline void sum_lanes_of_4(const Q* x, float* out) {
-  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
-}
+// Rows of queries that walk a tile together: the query heads of one key/value head, token after token.
+#if defined(__AVX512F__)
+constexpr int kQueryRows = 6, kPositionVectors = 4, kValueVectors = 4;  // 24 sums, 4 vectors and a number in 32 registers
 #else
-using Q = F;
-inline Q load_q(const float* p) { return load(p); }
-inline Q fma_q(Q a, Q b, Q c) { return fma(a, b, c); }
-inline Q zero_q() { return set1(0.0f); }
-inline void sum_lanes_of_4(const Q* x, float* out) {
-  for (int i = 0; i < 4; ++i) out[i] = lane_sum(x[i]);
-}
+constexpr int kQueryRows = 6, kPositionVectors = 2, kValueVectors = 2;  // 12 sums, 2 vectors and a number in 16 registers
 #endif
 
-// scores[m * kTile + j] for H query heads and positions [begin, end), multiples of P
-template <int H, int P>
-inline void query_key(const float* q, const float* const* keys, int64_t head_dim, int begin, int end, float* scores) {
-  for (int j = begin; j < end; j += P) {
-    Q sum[H][P];
-    for (int m = 0; m < H; ++m)
-      for (int i = 0; i < P; ++i) sum[m][i] = zero_q();
-    for (int64_t d = 0; d < head_dim; d += 8) {
-      Q query[H];
-      for (int m = 0; m < H; ++m) query[m] = load_q(q + m * head_dim + d);
-#pragma GCC unroll 8
-      for (int i = 0; i < P; ++i) {
-        const Q key = load_q(keys[j + i] + d);
-        for (int m = 0; m < H; ++m) sum[m][i] = fma_q(query[m], key, sum[m][i]);
-      }
-    }
-    for (int m = 0; m < H; ++m)
-      for (int i = 0; i < P; i += 4) sum_lanes_of_4(sum[m] + i, scores + m * kTile + j + i);
+inline F load_as(const void* x, headrace::Dtype dtype, int64_t i) {
+  if (dtype == headrace::kFloat32) return load((const float*)x + i);
+  return dtype == headrace::kBFloat16 ? load_bfloat((const uint16_t*)x + i) : load_half((const uint16_t*)x + i);
+}
+
+// W keys become columns [j, j + W) of `out` [D, kTile].
+inline void turn_keys(const void* const* keys, headrace::Dtype dtype, int64_t head_dim, int j, float* out) {
+  for (int64_t d = 0; d < head_dim; d += W) {
+    F rows[W];
+    for (int i = 0; i < W; ++i) rows[i] = load_as(keys[j + i], dtype, d);
+    transpose(rows);
+    for (int i = 0; i < W; ++i) store(out + (d + i) * kTile + j, rows[i]);
   }
 }
 
-// sums of H heads over V vectors of the head, from d on: sums * correction + weights @ values
-template <int H, int V>
+// scores [R, kTile] of V vectors of positions from j on: sums over the head in order. q: [D, R], keys: [D, kTile]
+template <int R, int V>
+inline void query_key(const float* q, const float* keys, int64_t head_dim, int j, float* scores) {
+  F sum[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = set1(0.0f);
+  for (int64_t d = 0; d < head_dim; ++d) {
+    F key[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) key[v] = load(keys + d * kTile + j + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F query = set1(q[d * R + r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[r][v] = fma(query, key[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(scores + r * kTile + j + v * W, sum[r][v]);
+}
+
+// sums of R rows over V vectors of the head, from d on: sums * correction + weights @ values, positions in order
+template <int R, int V>
 inline void weigh_values(const float* weights, const float* correction, const float* const* values, int begin, int end, int64_t d, float* state,
                          int64_t state_stride) {
-  F sum[H][V];
-  for (int m = 0; m < H; ++m)
-    for (int v = 0; v < V; ++v) sum[m][v] = load(state + m * state_stride + d + v * W) * set1(correction[m]);
-  for (int j = begin; j < end; ++j) {
-    F weight[H];
-    for (int m = 0; m < H; ++m) weight[m] = set1(weights[m * kTile + j]);
+  F sum[R][V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      const F value = load(values[j] + d + v * W);
-      for (int m = 0; m < H; ++m) sum[m][v] = fma(weight[m], value, sum[m][v]);
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = load(state + r * state_stride + d + v * W) * set1(correction[r]);
+  for (int j = begin; j < end; ++j) {
+    F value[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) value[v] = load(values[j] + d + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F weight = set1(weights[r * kTile + j]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
     }
   }
-  for (int m = 0; m < H; ++m)
-    for (int v = 0; v < V; ++v) store(state + m * state_stride + d + v * W, sum[m][v]);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(state + r * state_stride + d + v * W, sum[r][v]);
 }
 
-// Scores of positions [begin, end) become weights; the state's maximum and denominator move on. Returns what old sums are multiplied by.
+// Scores of positions [begin, end) of a tile become weights, the others 0; the state's maximum and denominator move on. Returns what old
+// sums are multiplied by.
 inline float soften(const Attention& a, float* scores, int begin, int end, float* state_end) {
-  const int first = begin / W * W, last = (end + W - 1) / W * W;
+  constexpr int vectors = kTile / W;
+  F x[vectors];
+  for (int j = 0; j < begin; ++j) scores[j] = kNegativeInfinity;
+  for (int j = end; j < kTile; ++j) scores[j] = kNegativeInfinity;
+  for (int v = 0; v < vectors; ++v) x[v] = load(scores + v * W);
   if (a.softcap != 0.0f) {  // c * tanh(s / c), where tanh(t) = 1 - 2 / (e ** 2t + 1)
-    for (int j = first; j < last; j += W) {
-      const F t = load(scores + j) * set1(a.scale) * set1(2.0f / a.softcap);
-      store(scores + j, set1(a.softcap) - set1(2.0f * a.softcap) / (vexp(t) + set1(1.0f)));
+    for (int v = begin / W; v < (end + W - 1) / W; ++v) {
+      store(scores + v * W, set1(a.softcap) - set1(2.0f * a.softcap) / (vexp(x[v] * set1(2.0f / a.softcap)) + set1(1.0f)));
     }
-  } else {
-    for (int j = first; j < last; j += W) store(scores + j, load(scores + j) * set1(a.scale));
+    for (int j = begin / W * W; j < begin; ++j) scores[j] = kNegativeInfinity;
+    for (int j = end; j < (end + W - 1) / W * W; ++j) scores[j] = kNegativeInfinity;
+    for (int v = 0; v < vectors; ++v) x[v] = load(scores + v * W);
   }
-  for (int j = first; j < begin; ++j) scores[j] = kNegativeInfinity;
-  for (int j = end; j < last; ++j) scores[j] = kNegativeInfinity;
-  F largest = set1(kNegativeInfinity);
-  for (int j = first; j < last; j += W) largest = vmax(load(scores + j), largest);
+  F largest = x[0];
+  for (int v = 1; v < vectors; ++v) largest = vmax(x[v], largest);
   const float before = state_end[0], tile_max = lane_max(largest), maximum = before > tile_max ? before : tile_max;
   F total = set1(0.0f);
-  for (int j = first; j < last; j += W) {
-    const F weight = vexp(load(scores + j) - set1(maximum));
-    store(scores + j, weight);
+  for (int v = 0; v < vectors; ++v) {
+    const F weight = vexp(x[v] - set1(maximum));
+    store(scores + v * W, weight);
     total = total + weight;
   }
   float correction = 0.0f;
@@ -112,41 +127,79 @@ inline float soften(const Attention& a, float* scores, int begin, int end, float
   return correction;
 }
 
-template <int H>
-inline void tile_heads(const Attention& a, const float* q, const float* const* keys, const float* const* values, int begin, int end, float* state,
-                       int64_t state_stride) {
-  constexpr int positions = H == 1 || W == 16 ? 8 : 4;
-  constexpr int vectors = H == 1 ? 8 : 4;
-  float scores[H * kTile], correction[H];
-  const int64_t head_dim = a.head_dim;
-  query_key<H, positions>(q, keys, head_dim, begin / positions * positions, (end + positions - 1) / positions * positions, scores);
-  for (int m = 0; m < H; ++m) correction[m] = soften(a, scores + m * kTile, begin, end, state + m * state_stride + head_dim);
-  int64_t d = 0;
-  for (; d + vectors * W <= head_dim; d += vectors * W) weigh_values<H, vectors>(scores, correction, values, begin, end, d, state, state_stride);
-  for (; d < head_dim; d += W) weigh_values<H, 1>(scores, correction, values, begin, end, d, state, state_stride);
-}
+struct Tile {  // 64 positions of one key/value head
+  const float* keys;           // [D, kTile]
+  const float* const* values;  // of each position
+  int64_t start;               // position of the first one
+  int filled;                  // positions that there are
+};
 
-inline void floats_of(const void* x, headrace::Dtype dtype, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i += W)
-    store(out + i, dtype == headrace::kBFloat16 ? load_bfloat((const uint16_t*)x + i) : load_half((const uint16_t*)x + i));
-}
-
-// The tokens of one key/value head over one tile: positions [tile, tile + filled), of which those under `below` are seen by none.
-inline void tile_tokens(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t tile, int below, int filled, int64_t first,
-                        int64_t tokens, int64_t position, float* state, int64_t state_stride, float* scratch) {
+// R rows from `row` on, whose queries are q [D, R].
+template <int R>
+void tile_rows(const Attention& a, const Tile& tile, const float* q, int64_t row, int64_t position, float* state, int64_t state_stride) {
   const int64_t group = a.num_heads / a.num_kv_heads, head_dim = a.head_dim;
-  const float *keys[kTile], *values[kTile];
-  int64_t block = (tile + below) / a.block_size, offset = (tile + below) % a.block_size;
-  for (int j = below; j < filled; ++j) {
-    const int64_t row = (((int64_t)blocks[block] * a.block_size + offset) * a.num_kv_heads + kv_head) * head_dim;
-    if (a.cache_dtype == headrace::kFloat32) {
-      keys[j] = (const float*)a.k_cache + row;
-      values[j] = (const float*)a.v_cache + row;
+  int begin[R], end[R], first = kTile, last = 0;
+  for (int r = 0; r < R; ++r) {
+    const int64_t p = position + (row + r) / group, under = a.window > 0 ? p - a.window + 1 - tile.start : 0;
+    begin[r] = under > 0 ? (int)(under < kTile ? under : kTile) : 0;
+    end[r] = (int)(p + 1 - tile.start < tile.filled ? p + 1 - tile.start : tile.filled);
+    if (begin[r] >= end[r]) continue;
+    if (begin[r] < first) first = begin[r];
+    if (end[r] > last) last = end[r];
+  }
+  if (first >= last) return;
+  float scores[R * kTile], correction[R];
+  int j = 0;
+  for (; j + kPositionVectors * W <= last; j += kPositionVectors * W) query_key<R, kPositionVectors>(q, tile.keys, head_dim, j, scores);
+  for (; j < last; j += W) query_key<R, 1>(q, tile.keys, head_dim, j, scores);
+  for (int r = 0; r < R; ++r) {
+    if (begin[r] < end[r]) {
+      correction[r] = soften(a, scores + r * kTile, begin[r], end[r], state + r * state_stride + head_dim);
     } else {
-      float *key = scratch + j * head_dim, *value = scratch + (kTile + j) * head_dim;
-      floats_of((const uint16_t*)a.k_cache + row, a.cache_dtype, head_dim, key);
-      floats_of((const uint16_t*)a.v_cache + row, a.cache_dtype, head_dim, value);
-      keys[j] = key;
+      correction[r] = 1.0f;
+      for (int i = 0; i < kTile; ++i) scores[r * kTile + i] = 0.0f;
+    }
+  }
+  int64_t d = 0;
+  for (; d + kValueVectors * W <= head_dim; d += kValueVectors * W)
+    weigh_values<R, kValueVectors>(scores, correction, tile.values, first, last, d, state, state_stride);
+  for (; d < head_dim; d += W) weigh_values<R, 1>(scores, correction, tile.values, first, last, d, state, state_stride);
+}
+
+template <int R = kQueryRows>
+inline void tile_rows_of(int64_t n, const Attention& a, const Tile& tile, const float* q, int64_t row, int64_t position, float* state,
+                         int64_t state_stride) {
+  if (n >= R) return tile_rows<R>(a, tile, q, row, position, state, state_stride);
+  if constexpr (R > 1) tile_rows_of<R - 1>(n, a, tile, q, row, position, state, state_stride);
+}
+
+// Queries of one key/value head times the scale, in blocks of kQueryRows rows, each [D, rows of the block]; the last block may be smaller.
+inline void arrange_queries(const Attention& a, int64_t kv_head, int64_t first, int64_t tokens, float* out) {
+  const int64_t group = a.num_heads / a.num_kv_heads, rows = tokens * group, head_dim = a.head_dim;
+  for (int64_t row = 0; row < rows; row += kQueryRows) {
+    const int64_t n = rows - row < kQueryRows ? rows - row : kQueryRows;
+    for (int64_t r = 0; r < n; ++r) {
+      const float* q = a.q + ((first + (row + r) / group) * a.num_heads + kv_head * group + (row + r) % group) * head_dim;
+      for (int64_t d = 0; d < head_dim; ++d) out[row * head_dim + d * n + r] = q[d] * a.scale;
+    }
+  }
+}
+
+// All rows of one key/value head over one tile, of which positions under `below` are seen by none. scratch: 2 * kTile * D floats
+inline void tile_head(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t start, int below, int filled, const float* q,
+                      int64_t rows, int64_t position, float* state, int64_t state_stride, float* scratch) {
+  const int64_t head_dim = a.head_dim, size = a.cache_dtype == headrace::kFloat32 ? 4 : 2;
+  const void* keys[kTile];
+  const float* values[kTile];
+  int64_t block = (start + below) / a.block_size, offset = (start + below) % a.block_size;
+  for (int j = below; j < filled; ++j) {
+    const int64_t place = (((int64_t)blocks[block] * a.block_size + offset) * a.num_kv_heads + kv_head) * head_dim;
+    keys[j] = (const char*)a.k_cache + place * size;
+    if (a.cache_dtype == headrace::kFloat32) {
+      values[j] = (const float*)a.v_cache + place;
+    } else {
+      float* value = scratch + (kTile + j) * head_dim;
+      for (int64_t d = 0; d < head_dim; d += W) store(value + d, load_as((const uint16_t*)a.v_cache + place, a.cache_dtype, d));
       values[j] = value;
     }
     if (++offset == a.block_size) {
@@ -154,21 +207,14 @@ inline void tile_tokens(const Attention& a, const int32_t* blocks, int64_t kv_he
       ++block;
     }
   }
-  // products are made in whole runs of positions; those that no token sees repeat one it does
-  for (int j = 0; j < below; ++j) keys[j] = keys[below];
-  for (int j = filled; j < kTile; ++j) keys[j] = keys[filled - 1];
-  for (int64_t i = 0; i < tokens; ++i) {
-    const int64_t p = position + i;
-    const int end = (int)(p + 1 - tile < filled ? p + 1 - tile : filled);
-    const int64_t under = a.window > 0 ? p - a.window + 1 - tile : 0;
-    const int begin = under > 0 ? (int)(under < kTile ? under : kTile) : 0;
-    if (begin >= end) continue;
-    const float* q = a.q + ((first + i) * a.num_heads + kv_head * group) * head_dim;
-    float* s = state + i * group * state_stride;
-    int64_t m = 0;
-    for (; m + 3 <= group; m += 3) tile_heads<3>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
-    if (group - m == 2) tile_heads<2>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
-    if (group - m == 1) tile_heads<1>(a, q + m * head_dim, keys, values, begin, end, s + m * state_stride, state_stride);
+  // products are made in whole vectors of positions; those that no row sees repeat one it does
+  for (int j = 0; j < below; ++j) keys[j] = keys[below], values[j] = values[below];
+  const int whole = (filled + W - 1) / W * W;
+  for (int j = filled; j < whole; ++j) keys[j] = keys[filled - 1];
+  for (int j = 0; j < whole; j += W) turn_keys(keys, a.cache_dtype, head_dim, j, scratch);
+  const Tile tile = {scratch, values, start, filled};
+  for (int64_t row = 0; row < rows; row += kQueryRows) {
+    tile_rows_of(rows - row, a, tile, q + row * head_dim, row, position, state + row * state_stride, state_stride);
   }
 }
 
@@ -193,6 +239,8 @@ void attention_part(const Attention& a, const int32_t* blocks, int64_t first_hea
     s[head_dim] = kNegativeInfinity;
     s[head_dim + 1] = 0.0f;
   }
+  float* queries = scratch + 2 * kTile * head_dim;
+  for (int64_t head = first_head; head < last_head; ++head) arrange_queries(a, head, first, tokens, queries + (head - first_head) * states_a_head * head_dim);
   const int64_t context = position + tokens;  // positions that the last token sees
   const int64_t lowest = a.window > 0 && position >= a.window ? position - a.window + 1 : 0;
   const int64_t start = part * headrace::kPart, stop = start + headrace::kPart < context ? start + headrace::kPart : context;
@@ -203,8 +251,8 @@ void attention_part(const Attention& a, const int32_t* blocks, int64_t first_hea
     if (tokens <= 4)
       fetch_ahead(a, blocks, first_head, last_head, tile == start ? tile : tile + kTile, tile + 2 * kTile < stop ? tile + 2 * kTile : stop);
     for (int64_t head = first_head; head < last_head; ++head)
-      tile_tokens(a, blocks, head, tile, below, filled, first, tokens, position, state + (head - first_head) * states_a_head * state_stride,
-                  state_stride, scratch);
+      tile_head(a, blocks, head, tile, below, filled, queries + (head - first_head) * states_a_head * head_dim, states_a_head, position,
+                state + (head - first_head) * states_a_head * state_stride, state_stride, scratch);
   }
 }
 

@@ -62,7 +62,7 @@ void attend(const Attention& args, const int32_t* query_start, const int32_t* co
   const auto compute = [&](const Item& item, int64_t cut, int64_t part, float* state) {
     static thread_local Scratch scratch;
     kernels().attention_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first,
-                             item.last, item.position, state, stride, scratch.get<float>(kScratchRows * args.head_dim));
+                             item.last, item.position, state, stride, scratch.get<float>((kScratchRows + states_of(item)) * args.head_dim));
   };
   const auto fold = [&](const Item& item, float* into, const float* next) {
     for (int64_t i = 0; i < states_of(item); ++i) kernels().attention_fold(into + i * stride, next + i * stride, args.head_dim);

@@ -41,7 +41,7 @@ struct Linear {
 };
 
 constexpr int64_t kPart = 512;         // positions whose softmax is merged as one; parts start at multiples of it
-constexpr int64_t kScratchRows = 128;  // of head_dim floats that attention_part needs as scratch
+constexpr int64_t kScratchRows = 128;  // of head_dim floats that attention_part needs as scratch, and one more for each state
 
 struct Attention {
   const float* q;       // [T, H, D]

@@ -185,20 +185,86 @@ inline I load_s8(const int8_t* p) {
 
 #endif
 
+// Halves of a vector onto each other until one lane is left.
+#if defined(__AVX2__)
+inline __m128 upper_half(__m128 x) { return _mm_movehl_ps(x, x); }
+inline __m128 second_lane(__m128 x) { return _mm_shuffle_ps(x, x, 1); }
+#if defined(__AVX512F__)
+inline __m256 lower(F x) { return _mm512_castps512_ps256(x); }
+inline __m256 upper(F x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)); }
+inline __m256 sum_to_8(F x) { return _mm256_add_ps(lower(x), upper(x)); }
+inline __m256 max_to_8(F x) { return _mm256_max_ps(lower(x), upper(x)); }
+#else
+inline __m256 sum_to_8(F x) { return x; }
+inline __m256 max_to_8(F x) { return x; }
+#endif
 inline float lane_sum(F x) {
-  float lanes[W];
-  store(lanes, x);
-  for (int step = W / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-  return lanes[0];
+  const __m256 eight = sum_to_8(x);
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  sum = _mm_add_ps(sum, upper_half(sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, second_lane(sum)));
 }
-
 inline float lane_max(F x) {
-  float lanes[W];
-  store(lanes, x);
+  const __m256 eight = max_to_8(x);
+  __m128 most = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  most = _mm_max_ps(most, upper_half(most));
+  return _mm_cvtss_f32(_mm_max_ss(most, second_lane(most)));
+}
+#else
+inline float lane_sum(F x) {
   for (int step = W / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
-  return lanes[0];
+    for (int i = 0; i < step; ++i) x[i] += x[i + step];
+  return x[0];
+}
+inline float lane_max(F x) {
+  for (int step = W / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
+  return x[0];
+}
+#endif
+
+// W vectors of W numbers: rows become columns.
+#if defined(__AVX2__)
+inline void transpose_8(__m256* r) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 4; ++i) {
+    a[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
+    b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
+    b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
+    b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+#endif
+inline void transpose(F* rows) {
+#if defined(__AVX512F__)
+  __m256 quarters[4][8];  // by half of the rows, by half of the columns
+  for (int i = 0; i < 16; ++i) {
+    quarters[i / 8 * 2][i % 8] = lower(rows[i]);
+    quarters[i / 8 * 2 + 1][i % 8] = upper(rows[i]);
+  }
+  for (int q = 0; q < 4; ++q) transpose_8(quarters[q]);
+  for (int i = 0; i < 16; ++i) {
+    const __m512 low = _mm512_castps256_ps512(quarters[i / 8][i % 8]);
+    rows[i] = _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(low), _mm256_castps_pd(quarters[2 + i / 8][i % 8]), 1));
+  }
+#elif defined(__AVX2__)
+  transpose_8(rows);
+#else
+  for (int i = 0; i < W; ++i)
+    for (int j = i + 1; j < W; ++j) {
+      const float x = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = x;
+    }
+#endif
 }
 
 // e ** x to about one unit in the last place for x <= 88; 0 below -87; NaN stays NaN.
