@@ -27,7 +27,7 @@ def test_version() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, f"headrace {headrace.__version__}")
 
 
-@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "models"])
+@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "batch", "models"])
 def test_help_teaches(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])

@@ -17,7 +17,7 @@ import torch
 from headrace.config import EngineConfig
 from headrace.core.messages import SchedulerStats, SlotStart
 from headrace.runner import grammar_masks
-from headrace.runner.grammar_masks import NO_GRAMMAR, TOO_SLOW, GrammarMasks, _unpack_on_device, _unpack_on_host
+from headrace.runner.grammar_masks import NO_GRAMMAR, TOO_SLOW, GrammarMasks, _forbid, _unpack
 from headrace.runner.model_runner import ModelRunner
 from headrace.sampling_params import SamplingParams, StructuredOutputs
 from tests.runner.grammars import TOKENS, Grammars, text_of
@@ -137,9 +137,15 @@ def test_an_end_that_is_to_be_ignored_comes_only_where_nothing_else_can():
     assert masks.masks.ends_only(0, np.asarray([*EOS, TOKENS.index(b" and "), TOKENS.index(b" ")]))
 
 
-def test_both_ways_to_unpack_agree():
+@pytest.mark.parametrize("vocab_size", [150, 160, 170])
+def test_both_ways_to_apply_a_mask_agree(vocab_size: int):
     words = np.random.default_rng(0).integers(-(2**31), 2**31, size=(3, 5), dtype=np.int64).astype(np.int32)
-    assert torch.equal(_unpack_on_host(words), _unpack_on_device(torch.from_numpy(words)))
+    allowed = _unpack(torch.from_numpy(words), vocab_size)
+    rows = np.zeros((3, vocab_size), dtype=np.float32)
+    for row, mask in zip(rows, words, strict=True):
+        _forbid(row, mask)
+    assert torch.equal(torch.from_numpy(rows) == 0, allowed)
+    assert 0 < int(allowed.sum()) < 3 * 150
 
 
 class SlowMatcher:

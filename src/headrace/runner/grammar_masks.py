@@ -26,6 +26,9 @@ from headrace.runner.interface import GrammarSource
 MAX_WAIT_S = 1.0  # of one step, for masks
 FREE_S = 1.0  # what the masks of a request may cost at first, in seconds of a core,
 FREE_S_PER_TOKEN = 0.005  # and more with each token
+_NEVER = float("-inf")
+# What eight tokens get for each byte of a mask. Adding these takes the same time whatever the pattern; a fill under a mask may take four times it.
+_PENALTIES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0.0, _NEVER).astype(np.float32)
 _PATIENCE_S = 0.05  # a mask that takes longer is given a thread of its own
 
 NO_GRAMMAR = "the grammar of this request is not there"
@@ -60,6 +63,7 @@ class GrammarMasks:
 
     def __init__(self, source: GrammarSource | None, *, num_slots: int, num_threads: int) -> None:
         self._source = source
+        self.seconds = 0.0  # of a core, that all masks have cost
         self._workers = _Workers(num_threads)
         self._constraints: list[_Constraint | None] = [None] * num_slots
 
@@ -102,6 +106,7 @@ class GrammarMasks:
                 faults[slot] = _fault(constraint.matcher)
             else:
                 constraint.seconds += job.seconds
+                self.seconds += job.seconds
                 job.seconds = 0.0
                 if constraint.seconds > FREE_S + FREE_S_PER_TOKEN * constraint.num_tokens:
                     faults[slot] = TOO_SLOW
@@ -117,10 +122,14 @@ class GrammarMasks:
         chosen = [(row, job.mask_W) for row, slot in zip(rows, slots, strict=True) if (job := self._ready(slot)) is not None]
         if not chosen:
             return
-        device = logits_RV.device
-        index_R = torch.tensor([row for row, _ in chosen], device=device)
-        allowed_RV = _unpack(np.stack([mask_W for _, mask_W in chosen]), logits_RV.shape[1], device)
-        logits_RV[index_R] = logits_RV[index_R].masked_fill_(~allowed_RV, float("-inf"))
+        if logits_RV.device.type == "cpu":
+            for row, mask_W in chosen:
+                _forbid(logits_RV[row].numpy(), mask_W)
+            return
+        mask_RW = torch.from_numpy(np.stack([mask_W for _, mask_W in chosen])).to(logits_RV.device)
+        index_R = torch.tensor([row for row, _ in chosen], device=logits_RV.device)
+        allowed_RV = _unpack(mask_RW, logits_RV.shape[1])
+        logits_RV[index_R] = logits_RV[index_R].masked_fill_(~allowed_RV, _NEVER)
 
     def consume(self, slot: int, token_id: int) -> tuple[bool, str | None]:
         """Takes the slot's new token: (nothing can follow, why the grammar can't be followed any more)."""
@@ -135,6 +144,10 @@ class GrammarMasks:
             return True, None
         self._begin(constraint)
         return False, None
+
+    def close(self) -> None:
+        """Ends the threads. A thread that is in the library when the interpreter ends would take the process down with it."""
+        self._workers.close()
 
     def _begin(self, constraint: _Constraint) -> None:
         constraint.job = _Job(matcher=constraint.matcher, mask_W=np.zeros(constraint.num_words, dtype=np.int32))
@@ -160,7 +173,8 @@ class _Workers:
         self._num_alive = 0
         self._running: set[_Job] = set()
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def put(self, job: _Job) -> None:
         self.refill()
@@ -171,16 +185,25 @@ class _Workers:
         with self._lock:
             missing = self._num_threads - self._num_free()
             self._num_alive += max(0, missing)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         for _ in range(missing):
-            threading.Thread(target=self._run, name="grammar masks", daemon=True).start()
+            self._threads.append(threading.Thread(target=self._run, name="grammar masks", daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """Ends the threads, but for those that are lost in a mask."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + MAX_WAIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _num_free(self) -> int:
         late = time.monotonic() - _PATIENCE_S
         return self._num_alive - sum(job.begin < late for job in self._running)
 
     def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             with self._lock:
                 job.begin = time.monotonic()
                 self._running.add(job)
@@ -208,18 +231,16 @@ def _without(mask_W: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return mask_W
 
 
-def _unpack(mask_RW: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:
-    """bool [R, V]. Tokens that the grammars do not know, because the model's table is larger than the vocabulary, are not allowed."""
-    allowed_RV = _unpack_on_host(mask_RW) if device.type == "cpu" else _unpack_on_device(torch.from_numpy(mask_RW).to(device))
+def _forbid(logits_V: np.ndarray, mask_W: np.ndarray) -> None:
+    """A row on the host, in place. Tokens beyond the mask, of a model whose table is larger than the vocabulary, are forbidden."""
+    size = min(len(logits_V), 32 * len(mask_W))
+    logits_V[:size] += _PENALTIES[mask_W.view(np.uint8)].reshape(-1)[:size]
+    logits_V[size:] = _NEVER
+
+
+def _unpack(mask_RW: Tensor, vocab_size: int) -> Tensor:
+    """bool [R, V] on the masks' device: the words cross to it, not the bits."""
+    bit_B = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
+    allowed_RV = ((mask_RW[:, :, None] >> bit_B) & 1).bool().flatten(1)
     missing = vocab_size - allowed_RV.shape[1]
     return torch.nn.functional.pad(allowed_RV, (0, missing)) if missing > 0 else allowed_RV[:, :vocab_size]
-
-
-def _unpack_on_host(mask_RW: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.unpackbits(mask_RW.view(np.uint8), axis=1, bitorder="little")).bool()
-
-
-def _unpack_on_device(mask_RW: Tensor) -> Tensor:
-    """The words cross to the device, not the bits."""
-    bit_B = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
-    return ((mask_RW[:, :, None] >> bit_B) & 1).bool().flatten(1)

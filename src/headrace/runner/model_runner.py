@@ -64,7 +64,9 @@ class ModelRunner:
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
         artifacts = None if config.artifacts is None else lend_kernels(config.artifacts)
         self._path = choose_path(config, self._device, self._dtype)
-        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels)
+        self._model = load_model(
+            config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels, bits=self._path.bits
+        )
         torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)
@@ -148,6 +150,7 @@ class ModelRunner:
 
     def close(self) -> None:
         self._preparation.close()
+        self._masks.close()
         del self._model, self._storage
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
