@@ -53,7 +53,9 @@ class EngineConfig:
 
     model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
     dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
-    quantization: Literal["none", "gguf"] | None = None  # gguf: weights of a GGUF file stay in their blocks (CPU); else they are dequantised to dtype
+    # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
+    # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
+    quantization: Literal["none", "gguf", "int8", "int4"] | None = None
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64
@@ -74,12 +76,16 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
     seed: int | None = None  # of requests that bring none; None: fresh for each
+    compile: Literal["off", "auto", "full"] = "off"  # prepare faster paths in the background; auto: where it pays, full: for all steps
+    compile_cache: str | None = None  # folder, redis:// or fsspec URL where compiled packages are kept; None: a folder of this user
+    artifacts: str | None = None  # folder of `headrace compile`
+    max_seq_len_to_capture: int = 8192  # longest context of compiled steps; longer ones take the ready path
     threads: int | None = None  # compute threads; None: one per physical core available
     step_timeout_s: float = 120.0  # a step that takes longer is stuck: the engine is restarted
     runner_factory: str | None = None  # "package.module:function" that makes another runner (tests, simulation)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_seq_len_to_capture"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
         if self.max_model_len is not None and self.max_model_len < 1:
@@ -91,8 +97,10 @@ class EngineConfig:
             )
         if self.max_num_queued_reqs < 0:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
-        if self.quantization not in (None, "none", "gguf"):
-            raise ConfigError(f"--quantization {self.quantization} is not known; use none or gguf.")
+        if self.compile not in ("off", "auto", "full"):
+            raise ConfigError(f"--compile {self.compile} is not known; use off, auto or full.")
+        if self.quantization not in (None, "none", "gguf", "int8", "int4"):
+            raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
 
