@@ -20,6 +20,7 @@ from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
 
 FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_operations)
+RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens"))
 
 
 def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
@@ -42,10 +43,10 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
                 allow_origins=config.allowed_origins,
                 allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-Id", "request-id", "Retry-After"),
+                expose_headers=("X-Request-Id", "request-id", "traceparent", "Retry-After", *RATE_LIMIT_HEADERS),
             )
         )
-    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys)]
+    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys, limited=config.limited_keys)]
     app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app
