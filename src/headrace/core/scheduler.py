@@ -24,6 +24,7 @@ from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.background import Background
 from headrace.core.draft import PlanDraft, PlannedStep
+from headrace.core.explain import Explanation, Query, explain
 from headrace.core.failure import damage_of
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import AbortRequest, AddRequest, FinishReason, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
@@ -95,7 +96,7 @@ class Scheduler:
             rank=rank(message, seq, self.config.scheduling_policy),
             queue_key=queue_key(message, seq, self.config.scheduling_policy),
             max_total_tokens=max_total_tokens(message, self.config),
-            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None, background=message.background),
+            table=self._kv.new_table(salt=message.cache_salt, tenant=message.tenant, session_id=message.session_id, background=message.background),
             in_group=in_group,
         )
         self._roster.add(request)
@@ -355,6 +356,9 @@ class Scheduler:
                 self._seconds_per_finish = seconds
             self._seconds_per_finish += FINISH_RATE_FOLLOW * (seconds - self._seconds_per_finish)
         self._last_finish = now
+
+    def explain(self, query: Query, now: float) -> Explanation:
+        return explain(self._kv, query, now)
 
     def stats(self) -> SchedulerStats:
         roster, pool, speculation = self._roster, self._kv.pool, self._speculation
