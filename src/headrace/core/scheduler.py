@@ -128,10 +128,10 @@ class Scheduler:
         self._kv.begin_plan(now)
         draft = PlanDraft(step_id=self._next_step_id)
         if self.config.enable_chunked_prefill:
-            made_way = self._background.make_way(draft)
+            made_way = self._background.make_way(draft, now)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
-            self._background.plan(draft, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
+            self._background.plan(draft, now, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
         else:
             if not self._decoded_last:
                 self._plan_decodes(draft)
