@@ -53,7 +53,9 @@ class EngineConfig:
 
     model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
     dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
-    quantization: Literal["none", "gguf"] | None = None  # gguf: weights of a GGUF file stay in their blocks (CPU); else they are dequantised to dtype
+    # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
+    # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
+    quantization: Literal["none", "gguf", "int8", "int4"] | None = None
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64
@@ -91,8 +93,8 @@ class EngineConfig:
             )
         if self.max_num_queued_reqs < 0:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
-        if self.quantization not in (None, "none", "gguf"):
-            raise ConfigError(f"--quantization {self.quantization} is not known; use none or gguf.")
+        if self.quantization not in (None, "none", "gguf", "int8", "int4"):
+            raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
 

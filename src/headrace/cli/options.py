@@ -51,7 +51,8 @@ MODEL_OPTIONS = (
     _engine(
         "quantization",
         values.quantization,
-        "gguf: compute with the blocks of a GGUF file as they are, on CPU; none: dequantise them to --dtype when they are loaded; default: none",
+        "on CPU, gguf: compute with the blocks of a GGUF file as they are; int8, int4: round the weights of any model when they are loaded; "
+        "none: weights are floats of --dtype; default: gguf for a GGUF file on CPU where --dtype is auto, else none",
         metavar="KIND",
     ),
     _engine("max-model-len", values.count_or_auto, "most tokens of prompt and answer together; 8k is 8000, 8K is 8192; auto: the model's own limit"),

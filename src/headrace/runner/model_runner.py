@@ -59,7 +59,9 @@ class ModelRunner:
         torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
         self._path = choose_path(config, self._device, self._dtype)
-        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels)
+        self._model = load_model(
+            config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels, bits=self._path.bits
+        )
         torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)

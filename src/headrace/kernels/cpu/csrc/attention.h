@@ -28,9 +28,27 @@ inline F load_as(const void* x, headrace::Dtype dtype, int64_t i) {
   return dtype == headrace::kBFloat16 ? load_bfloat((const uint16_t*)x + i) : load_half((const uint16_t*)x + i);
 }
 
+// Memory of the next tile, asked for little by little while this one is computed: a decode step reads all keys and values once.
+struct Fetch {
+  const char* rows[2 * kTile];
+  int count = 0, next = 0;
+  int64_t row_bytes = 0, offset = 0;
+  inline void some(int lines) {
+    for (; lines > 0 && next < count; --lines) {
+      __builtin_prefetch(rows[next] + offset, 0, 2);
+      offset += 64;
+      if (offset >= row_bytes) {
+        offset = 0;
+        ++next;
+      }
+    }
+  }
+};
+
 // W keys become columns [j, j + W) of `out` [D, kTile].
-inline void turn_keys(const void* const* keys, headrace::Dtype dtype, int64_t head_dim, int j, float* out) {
+inline void turn_keys(const void* const* keys, headrace::Dtype dtype, int64_t head_dim, int j, float* out, Fetch& fetch) {
   for (int64_t d = 0; d < head_dim; d += W) {
+    fetch.some(W);
     F rows[W];
     for (int i = 0; i < W; ++i) rows[i] = load_as(keys[j + i], dtype, d);
     transpose(rows);
@@ -66,13 +84,14 @@ inline void query_key(const float* q, const float* keys, int64_t head_dim, int j
 // sums of R rows over V vectors of the head, from d on: sums * correction + weights @ values, positions in order
 template <int R, int V>
 inline void weigh_values(const float* weights, const float* correction, const float* const* values, int begin, int end, int64_t d, float* state,
-                         int64_t state_stride) {
+                         int64_t state_stride, Fetch& fetch) {
   F sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sum[r][v] = load(state + r * state_stride + d + v * W) * set1(correction[r]);
   for (int j = begin; j < end; ++j) {
+    fetch.some(2);
     F value[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) value[v] = load(values[j] + d + v * W);
@@ -136,7 +155,8 @@ struct Tile {  // 64 positions of one key/value head
 
 // R rows from `row` on, whose queries are q [D, R].
 template <int R>
-void tile_rows(const Attention& a, const Tile& tile, const float* q, int64_t row, int64_t position, float* state, int64_t state_stride) {
+void tile_rows(const Attention& a, const Tile& tile, const float* q, int64_t row, int64_t position, float* state, int64_t state_stride,
+               Fetch& fetch) {
   const int64_t group = a.num_heads / a.num_kv_heads, head_dim = a.head_dim;
   int begin[R], end[R], first = kTile, last = 0;
   for (int r = 0; r < R; ++r) {
@@ -162,15 +182,15 @@ void tile_rows(const Attention& a, const Tile& tile, const float* q, int64_t row
   }
   int64_t d = 0;
   for (; d + kValueVectors * W <= head_dim; d += kValueVectors * W)
-    weigh_values<R, kValueVectors>(scores, correction, tile.values, first, last, d, state, state_stride);
-  for (; d < head_dim; d += W) weigh_values<R, 1>(scores, correction, tile.values, first, last, d, state, state_stride);
+    weigh_values<R, kValueVectors>(scores, correction, tile.values, first, last, d, state, state_stride, fetch);
+  for (; d < head_dim; d += W) weigh_values<R, 1>(scores, correction, tile.values, first, last, d, state, state_stride, fetch);
 }
 
 template <int R = kQueryRows>
 inline void tile_rows_of(int64_t n, const Attention& a, const Tile& tile, const float* q, int64_t row, int64_t position, float* state,
-                         int64_t state_stride) {
-  if (n >= R) return tile_rows<R>(a, tile, q, row, position, state, state_stride);
-  if constexpr (R > 1) tile_rows_of<R - 1>(n, a, tile, q, row, position, state, state_stride);
+                         int64_t state_stride, Fetch& fetch) {
+  if (n >= R) return tile_rows<R>(a, tile, q, row, position, state, state_stride, fetch);
+  if constexpr (R > 1) tile_rows_of<R - 1>(n, a, tile, q, row, position, state, state_stride, fetch);
 }
 
 // Queries of one key/value head times the scale, in blocks of kQueryRows rows, each [D, rows of the block]; the last block may be smaller.
@@ -185,8 +205,9 @@ inline void arrange_queries(const Attention& a, int64_t kv_head, int64_t first, 
   }
 }
 
-// All rows of one key/value head over one tile, of which positions under `below` are seen by none. scratch: 2 * kTile * D floats
-inline void tile_head(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t start, int below, int filled, const float* q,
+// All rows of one key/value head over one tile, of which positions under `below` are seen by none; `ahead` positions follow it.
+// scratch: 2 * kTile * D floats
+inline void tile_head(const Attention& a, const int32_t* blocks, int64_t kv_head, int64_t start, int below, int filled, int ahead, const float* q,
                       int64_t rows, int64_t position, float* state, int64_t state_stride, float* scratch) {
   const int64_t head_dim = a.head_dim, size = a.cache_dtype == headrace::kFloat32 ? 4 : 2;
   const void* keys[kTile];
@@ -207,27 +228,27 @@ inline void tile_head(const Attention& a, const int32_t* blocks, int64_t kv_head
       ++block;
     }
   }
+  Fetch fetch;
+  fetch.row_bytes = head_dim * size;
+  for (int j = 0; j < ahead; ++j) {  // the tile is whole where another follows: block and offset stand at the next
+    const int64_t place = (((int64_t)blocks[block] * a.block_size + offset) * a.num_kv_heads + kv_head) * head_dim * size;
+    fetch.rows[fetch.count++] = (const char*)a.k_cache + place;
+    fetch.rows[fetch.count++] = (const char*)a.v_cache + place;
+    if (++offset == a.block_size) {
+      offset = 0;
+      ++block;
+    }
+  }
   // products are made in whole vectors of positions; those that no row sees repeat one it does
   for (int j = 0; j < below; ++j) keys[j] = keys[below], values[j] = values[below];
   const int whole = (filled + W - 1) / W * W;
   for (int j = filled; j < whole; ++j) keys[j] = keys[filled - 1];
-  for (int j = 0; j < whole; j += W) turn_keys(keys, a.cache_dtype, head_dim, j, scratch);
+  for (int j = 0; j < whole; j += W) turn_keys(keys, a.cache_dtype, head_dim, j, scratch, fetch);
   const Tile tile = {scratch, values, start, filled};
   for (int64_t row = 0; row < rows; row += kQueryRows) {
-    tile_rows_of(rows - row, a, tile, q + row * head_dim, row, position, state + row * state_stride, state_stride);
+    tile_rows_of(rows - row, a, tile, q + row * head_dim, row, position, state + row * state_stride, state_stride, fetch);
   }
-}
-
-// Asks for keys and values of positions [begin, end): a decode step reads each once, faster than they come in on demand.
-inline void fetch_ahead(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t begin, int64_t end) {
-  const int64_t size = a.cache_dtype == headrace::kFloat32 ? 4 : 2, bytes = (last_head - first_head) * a.head_dim * size;
-  for (int64_t p = begin; p < end; ++p) {
-    const int64_t row = (((int64_t)blocks[p / a.block_size] * a.block_size + p % a.block_size) * a.num_kv_heads + first_head) * a.head_dim * size;
-    for (int64_t i = 0; i < bytes; i += 64) {
-      __builtin_prefetch((const char*)a.k_cache + row + i, 0, 2);
-      __builtin_prefetch((const char*)a.v_cache + row + i, 0, 2);
-    }
-  }
+  fetch.some(2 * kTile * (int)(fetch.row_bytes / 64 + 1));
 }
 
 void attention_part(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
@@ -248,10 +269,9 @@ void attention_part(const Attention& a, const int32_t* blocks, int64_t first_hea
   for (int64_t tile = start > lowest / kTile * kTile ? start : lowest / kTile * kTile; tile < stop; tile += kTile) {
     const int filled = (int)(stop - tile < kTile ? stop - tile : kTile);
     const int below = lowest > tile ? (int)(lowest - tile) : 0;  // positions under every token's window may be gone
-    if (tokens <= 4)
-      fetch_ahead(a, blocks, first_head, last_head, tile == start ? tile : tile + kTile, tile + 2 * kTile < stop ? tile + 2 * kTile : stop);
+    const int ahead = (int)(stop - tile - filled < kTile ? stop - tile - filled : kTile);
     for (int64_t head = first_head; head < last_head; ++head)
-      tile_head(a, blocks, head, tile, below, filled, queries + (head - first_head) * states_a_head * head_dim, states_a_head, position,
+      tile_head(a, blocks, head, tile, below, filled, ahead, queries + (head - first_head) * states_a_head * head_dim, states_a_head, position,
                 state + (head - first_head) * states_a_head * state_stride, state_stride, scratch);
   }
 }

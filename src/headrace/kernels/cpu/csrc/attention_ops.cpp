@@ -56,8 +56,10 @@ void attend(const Attention& args, const int32_t* query_start, const int32_t* co
   const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + 2, threads = torch::stable::get_num_threads();
   const std::vector<Item> items = items_of(query_start, context_len, rows, args.window);
   const auto count = static_cast<int64_t>(items.size());
-  // one piece of work holds all heads where there are rows enough (their keys are neighbours in memory), else one
-  const int64_t heads = count >= 4 * threads ? args.num_kv_heads : 1, cuts = args.num_kv_heads / heads;
+  int64_t parts = 0;
+  for (const Item& item : items) parts += item.parts;
+  // one piece of work holds all heads where there are parts enough (their keys are neighbours in memory), else one
+  const int64_t heads = parts >= 2 * threads ? args.num_kv_heads : 1, cuts = args.num_kv_heads / heads;
   const auto states_of = [&](const Item& item) { return heads * (item.last - item.first) * group; };
   const auto compute = [&](const Item& item, int64_t cut, int64_t part, float* state) {
     static thread_local Scratch scratch;
@@ -74,8 +76,6 @@ void attend(const Attention& args, const int32_t* query_start, const int32_t* co
       kernels().attention_finish(state + i * stride, args.head_dim, out + (token * args.num_heads + head * group + i % group) * args.head_dim);
     }
   };
-  int64_t parts = 0;
-  for (const Item& item : items) parts += item.parts;
   if (parts == count || count * cuts >= 4 * threads) {  // enough to do for all: one thread walks an item's whole context
     parallel_items(count * cuts, 1, [&](int64_t begin, int64_t end) {
       static thread_local Scratch states;
