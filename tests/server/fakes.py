@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from headrace.config import EngineConfig, EngineInfo, ServerConfig
+from headrace.config import CompileStatus, EngineConfig, EngineInfo, ServerConfig
 from headrace.core.messages import SchedulerStats, TokenLogprobs
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
@@ -51,6 +51,7 @@ class FakeEngine:
         self.state = "ready"
         self.stats: SchedulerStats | None = STATS
         self.restarts_total = 0
+        self.compile: CompileStatus | None = None
 
 
 def score(token_id: int, count: int | None) -> TokenLogprobs:

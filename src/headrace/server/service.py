@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.config import EngineInfo, ServerConfig
+from headrace.config import CompileStatus, EngineInfo, ServerConfig
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
@@ -39,6 +39,9 @@ class EngineState(Protocol):
 
     @property
     def restarts_total(self) -> int: ...
+
+    @property
+    def compile(self) -> CompileStatus | None: ...
 
 
 class TokenGenerator(Protocol):
