@@ -7,7 +7,7 @@ tells the runner to use that sample. A request that turns out to be finished lea
 
 One plan, in this order:
 1. Decoding requests get one token each, from the oldest to the youngest; where blocks run out, younger ones are preempted (`preemption`).
-2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted.
+2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted (see `fair_slots`).
 3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
    inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
 4. Background requests, which all others go before, get what is left of the step's time (`background`).
@@ -25,6 +25,7 @@ from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.background import Background
 from headrace.core.draft import PlanDraft, PlannedStep
 from headrace.core.failure import damage_of
+from headrace.core.fair_slots import FairSlots
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import AbortRequest, AddRequest, FinishReason, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.outputs import append_tokens, collect_prompt_logprobs, make_output, refusal
@@ -55,10 +56,11 @@ class Scheduler:
             session_lease_s=config.session_lease_s,
             hash_function=hash_function,
         )
-        self._roster = Roster(config.max_num_seqs)
+        self._roster = Roster(config.max_num_seqs, credit=config.max_num_batched_tokens)
         self._admission = Admission(config, self._roster, self._kv)
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
         self._background = Background(config, self._roster, self._kv, self._preemption, self._admission, self.step_time)
+        self._fair_slots = FairSlots(self._roster, self._kv, self._preemption)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self._deadlines: dict[Request, float] = {}  # of live requests that have one
@@ -129,6 +131,7 @@ class Scheduler:
         draft = PlanDraft(step_id=self._next_step_id)
         if self.config.enable_chunked_prefill:
             made_way = self._background.make_way(draft)
+            self._fair_slots.make_way(draft)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
             self._background.plan(draft, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
@@ -191,6 +194,7 @@ class Scheduler:
                     rank=request.rank,
                     deadline=request.message.deadline,
                     aged=first_pass and request.admitted_step < draft.step_id,
+                    served=self._roster.computed.served(request.message.tenant),
                 )
                 for request in requests
             ]
@@ -224,6 +228,7 @@ class Scheduler:
             limit=budget,
             floor=MIN_PREFILL_CHUNK,
             target_s=None if target is None else target / 1000,
+            patience=self._fair_slots.patience(requests),
         )
 
     def _awaits_tokens(self) -> bool:
@@ -251,6 +256,7 @@ class Scheduler:
 
     def _schedule(self, request: Request, num_tokens: int, draft: PlanDraft) -> None:
         blocks = self._kv.mark_written(request.table, request.num_computed, num_tokens)
+        self._roster.charge_computed(request, num_tokens)
         draft.schedule(request, num_tokens, blocks)
         self._kv.register(request.table, request.token_ids, request.num_computed)
 
