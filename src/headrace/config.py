@@ -76,12 +76,16 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
     seed: int | None = None  # of requests that bring none; None: fresh for each
+    compile: Literal["off", "auto", "full"] = "off"  # prepare faster paths in the background; auto: where it pays, full: for all steps
+    compile_cache: str | None = None  # folder, redis:// or fsspec URL where compiled packages are kept; None: a folder of this user
+    artifacts: str | None = None  # folder of `headrace compile`
+    max_seq_len_to_capture: int = 8192  # longest context of compiled steps; longer ones take the ready path
     threads: int | None = None  # compute threads; None: one per physical core available
     step_timeout_s: float = 120.0  # a step that takes longer is stuck: the engine is restarted
     runner_factory: str | None = None  # "package.module:function" that makes another runner (tests, simulation)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_seq_len_to_capture"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
         if self.max_model_len is not None and self.max_model_len < 1:
@@ -93,6 +97,8 @@ class EngineConfig:
             )
         if self.max_num_queued_reqs < 0:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
+        if self.compile not in ("off", "auto", "full"):
+            raise ConfigError(f"--compile {self.compile} is not known; use off, auto or full.")
         if self.quantization not in (None, "none", "gguf", "int8", "int4"):
             raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
         if not 0 < self.gpu_memory_utilization <= 1:

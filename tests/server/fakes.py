@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from headrace.config import EngineConfig, EngineInfo, ServerConfig
+from headrace.config import CompileStatus, EngineConfig, EngineInfo, ServerConfig
 from headrace.core.explain import Explanation, Query, explain
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import SchedulerStats, TokenLogprobs
@@ -53,6 +53,7 @@ class FakeEngine:
         self.state = "ready"
         self.stats: SchedulerStats | None = STATS
         self.restarts_total = 0
+        self.compile: CompileStatus | None = None
         self.kv = KVManager(num_blocks=16, block_size=4)
 
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation:

@@ -13,9 +13,9 @@ import logging
 import time
 from collections import deque
 from dataclasses import fields, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
-from headrace.config import EngineConfig, EngineInfo
+from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
 from headrace.engine.engine_process import EngineProcess
@@ -45,6 +45,9 @@ _START_ERRORS: dict[str, type[StartError]] = {"ConfigError": ConfigError, "Model
 logger = logging.getLogger("headrace.engine")
 
 
+Snapshot = TypeVar("Snapshot", SchedulerStats, CompileStatus)
+
+
 class Sink(Protocol):
     """Takes what becomes of one request. Called on the event loop; must not block and must not raise."""
 
@@ -69,6 +72,8 @@ class EngineClient:
         self.restarts_total = 0
         self._stats: SchedulerStats | None = None
         self._earlier: SchedulerStats | None = None  # the last snapshot of the engines that have died
+        self._compile: CompileStatus | None = None
+        self._earlier_compile: CompileStatus | None = None
         self._max_restarts = max_restarts
         self._process: EngineProcess | None = None
         self._taught: EngineProcess | None = None  # the one that has the vocabulary
@@ -85,6 +90,11 @@ class EngineClient:
     def stats(self) -> SchedulerStats | None:
         """The scheduler's latest snapshot: a few times a second under load, and one at rest. Its totals go on over restarts."""
         return self._stats
+
+    @property
+    def compile(self) -> CompileStatus | None:
+        """How far faster paths are prepared, and what they have served; None until the engine has told."""
+        return self._compile
 
     @property
     def num_open(self) -> int:
@@ -274,6 +284,8 @@ class EngineClient:
                 case Heartbeat():
                     self.heartbeat = message
                     self._stats = add_totals(message.stats, self._earlier)
+                    if message.compile is not None:
+                        self._compile = add_totals(message.compile, self._earlier_compile)
                 case Explained(explanation):
                     query = self._queries.get(explanation.query_id)
                     if query is not None and not query.done():  # else nobody waits for it any more
@@ -305,6 +317,7 @@ class EngineClient:
             free = self._stats.num_blocks
             self._stats = replace(self._stats, num_running=0, num_waiting=0, num_swapped=0, num_free_blocks=free, num_cached_blocks=0)
             self._earlier = self._stats
+            self._earlier_compile = self._compile
         for sink in sinks:
             if sink is not None:
                 sink.fail(EngineUnavailable(message))
@@ -338,11 +351,11 @@ class EngineClient:
         return EngineUnavailable(message)
 
 
-def add_totals(stats: SchedulerStats, earlier: SchedulerStats | None) -> SchedulerStats:
+def add_totals(stats: Snapshot, earlier: Snapshot | None) -> Snapshot:
     """`stats` with the totals of earlier engines added, so that totals never fall."""
     if earlier is None:
         return stats
-    totals = [field.name for field in fields(SchedulerStats) if field.name.endswith("_total")]
+    totals = [field.name for field in fields(stats) if field.name.endswith("_total")]
     return replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in totals})
 
 

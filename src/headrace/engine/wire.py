@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from headrace.config import EngineConfig, EngineInfo
+from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
 from headrace.text.grammar_vocabulary import GrammarVocabulary
@@ -71,6 +71,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=8, array_like=True):
     step_started: float | None  # monotonic seconds; None: no step runs
     steps_total: int
     step_seconds_total: float  # wall time of the runner over all steps
+    compile: CompileStatus | None = None  # how far faster paths are, and what they serve
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=9, array_like=True):

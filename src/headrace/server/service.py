@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.config import EngineInfo, ServerConfig
+from headrace.config import CompileStatus, EngineInfo, ServerConfig
 from headrace.core.explain import Explanation
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
@@ -40,6 +40,9 @@ class EngineState(Protocol):
 
     @property
     def restarts_total(self) -> int: ...
+
+    @property
+    def compile(self) -> CompileStatus | None: ...
 
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation: ...
 
