@@ -75,7 +75,7 @@ def test_both_readmes_hold_the_same_commands() -> None:
 
 
 def test_every_field_is_in_the_reference() -> None:
-    for body in (schema.ChatBody, schema.CompletionBody, schema.TokenizeBody, schema.DetokenizeBody):
+    for body in (schema.ChatBody, schema.CompletionBody, schema.TokenizeBody, schema.DetokenizeBody, schema.ExplainBody):
         for field in body.model_fields:
             assert f"`{field}`" in API, field
 

@@ -8,7 +8,16 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
-from headrace.server import routes_batches, routes_chat, routes_completions, routes_embeddings, routes_files, routes_operations, routes_tokenize
+from headrace.server import (
+    routes_batches,
+    routes_cache,
+    routes_chat,
+    routes_completions,
+    routes_embeddings,
+    routes_files,
+    routes_operations,
+    routes_tokenize,
+)
 from headrace.server.auth import ApiKeys
 from headrace.server.batch_service import ENDPOINTS, AnswerBody, BatchService
 from headrace.server.errors_to_json import ErrorsToJson, routing_error
@@ -19,8 +28,8 @@ from headrace.server.responses import routes as routes_responses
 from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
 
-FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_operations)
 RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens"))
+FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_cache, routes_operations)
 
 
 def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
