@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import values
+from headrace.cli.key_file import api_keys_file
 from headrace.config import EngineConfig, ServerConfig
 from headrace.text import reasoning, tool_formats
 
@@ -181,6 +182,13 @@ SECURITY_OPTIONS = (
         field="api_keys",
         metavar="KEY",
         many=True,
+    ),
+    _server(
+        "api-keys-file",
+        api_keys_file,
+        "YAML list of keys, each with name, key and, where wanted, requests_per_minute, tokens_per_minute and priority",
+        field="limited_keys",
+        metavar="FILE",
     ),
     _server(
         "allowed-origins",

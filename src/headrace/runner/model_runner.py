@@ -49,6 +49,9 @@ class _Outcome:
     error: str | None = None
 
 
+_NOTHING = _Outcome()
+
+
 class ModelRunner:
     """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`.
 
@@ -223,14 +226,13 @@ class ModelRunner:
         hidden_TE = self._forward(batch)
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
         last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
-        parts = [hidden_TE[first[index] : last[index] + 1] for index in range(len(rows))]
-        scores = [self._score_prompt(row, part) for row, part in zip(rows, parts, strict=True)]
-        pooled = self._pooler.pool(rows, parts)
+        scores = [self._score_prompt(row, hidden_TE, first[index]) for index, row in enumerate(rows)]
+        pooled = self._pooler.pool(rows, hidden_TE, [first[index] for index in range(len(rows))])
         sampling = [index for index, row in enumerate(rows) if row.sample]
         tokens = dict(zip(sampling, self._sample([rows[i] for i in sampling], hidden_TE, [last[i] for i in sampling]), strict=True))
         results = []
         for index, row in enumerate(rows):
-            token = tokens.get(index, _Outcome())
+            token = tokens.get(index, _NOTHING)
             error = scores[index].error or token.error or _fault(pooled[index])
             if error is not None:
                 results.append(SampledRow(request_id=row.request_id, error=error))
@@ -278,11 +280,12 @@ class ModelRunner:
                 outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[-1])
         return outcomes
 
-    def _score_prompt(self, row: Row, hidden_TE: Tensor) -> _Outcome:
-        """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions."""
+    def _score_prompt(self, row: Row, hidden_TE: Tensor, begin: int) -> _Outcome:
+        """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions, which begin at `begin`."""
         most = self._prompt_counts[row.slot]
         if most is None:
-            return _Outcome()
+            return _NOTHING
+        hidden_TE = hidden_TE[begin : begin + row.num_tokens]
         end = min(row.start + row.num_tokens, int(self._history.num_prompt_S[row.slot]) - 1)  # last position scored
         target_T = torch.from_numpy(self._history.tokens_SL[row.slot, row.start + 1 : max(row.start, end) + 1].astype(np.int64)).to(self._device)
         logprobs: list[TokenLogprobs] = []

@@ -7,41 +7,46 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.config import ApiKey
 from headrace.errors import AuthenticationFailed
+from headrace.server.rate_limits import KeyLimits
 
+NO_LIMITS = KeyLimits()
 OPEN_PATHS = frozenset(("/health", "/ready"))  # these very spellings and no others
 
 
 class ApiKeys:
-    """Refuses what has no `Authorization: Bearer KEY` or `x-api-key: KEY`, and names the tenant of what has.
+    """Refuses what has no `Authorization: Bearer KEY` or `x-api-key: KEY`, and names the tenant and the limits of what has.
 
     The tenant is a digest, so that no key shows up in the engine, in logs or in metrics. Keys are compared as digests, all of them each
     time: the time taken tells nothing about how much of a key was right.
     """
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], limited: tuple[ApiKey, ...] = ()) -> None:
         self._app = app
-        self._digests = [digest(key.encode()) for key in keys]
+        self._limits = {digest(key.encode()): NO_LIMITS for key in keys}
+        self._limits |= {digest(key.key.encode()): KeyLimits(key) for key in limited}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             state = scope.setdefault("state", {})
-            state["tenant"] = ""
-            if self._digests and scope["path"] not in OPEN_PATHS:
-                state["tenant"] = self._tenant(scope)
+            state["tenant"], state["limits"] = "", NO_LIMITS
+            if self._limits and scope["path"] not in OPEN_PATHS:
+                given = self._known_digest(scope)
+                state["tenant"], state["limits"] = given.hex()[:16], self._limits[given]
         await self._app(scope, receive, send)
 
-    def _tenant(self, scope: Scope) -> str:
+    def _known_digest(self, scope: Scope) -> bytes:
         headers = scope["headers"]
         bearers = [value.partition(b" ") for name, value in headers if name == b"authorization"]
         keys = {key.strip(b" ") if kind.lower() == b"bearer" else b"" for kind, _, key in bearers}
         keys |= {value.strip(b" ") for name, value in headers if name == b"x-api-key"}
         key = keys.pop() if len(keys) == 1 else b""  # several that contradict each other are none
         given = digest(key)
-        known = [hmac.compare_digest(given, expected) for expected in self._digests]
+        known = [hmac.compare_digest(given, expected) for expected in self._limits]
         if not key or True not in known:
             raise AuthenticationFailed("A valid API key is required: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.")
-        return given.hex()[:16]
+        return given
 
 
 def digest(key: bytes) -> bytes:

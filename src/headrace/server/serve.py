@@ -159,7 +159,10 @@ class ServingProcess:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
         assert self._service.loaded is not None
-        print(ready_message(self._service, self._service.loaded, url=self._url(), secured=bool(self._config.api_keys)), flush=True)
+        print(
+            ready_message(self._service, self._service.loaded, url=self._url(), secured=bool(self._config.api_keys or self._config.limited_keys)),
+            flush=True,
+        )
         await first_of(self._signals.stop.wait(), self._engine_is_dead(), serving)
         if not self._signals.stop.is_set():
             logger.critical("the engine is dead for good; the server ends")

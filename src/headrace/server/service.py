@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from headrace.config import CompileStatus, EngineInfo, ServerConfig
+from headrace.core.explain import Explanation
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
@@ -42,6 +43,8 @@ class EngineState(Protocol):
 
     @property
     def compile(self) -> CompileStatus | None: ...
+
+    async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation: ...
 
 
 class TokenGenerator(Protocol):
