@@ -169,6 +169,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None  # None: no gRPC; 0: any free one
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; empty: derived from the model
