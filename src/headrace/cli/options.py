@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import values
+from headrace.cli.key_file import api_keys_file
 from headrace.config import EngineConfig, ServerConfig
 from headrace.text import reasoning, tool_formats
 
@@ -114,6 +115,23 @@ SCHEDULER_OPTIONS = (
     ),
     _engine("runner-factory", str, "package.module:function that makes another runner, for tests and simulation", metavar="NAME"),
 )
+COMPILE_OPTIONS = (
+    _engine(
+        "compile",
+        str,
+        "prepare faster paths in the background while the ready path serves; auto: decode steps, where it pays; full: all steps",
+        choices=("off", "auto", "full"),
+        metavar="MODE",
+    ),
+    _engine(
+        "compile-cache",
+        str,
+        "where compiled packages are kept for other workers: a folder, redis://... or a URL that fsspec knows; default: a folder of this user",
+        metavar="PLACE",
+    ),
+    _engine("artifacts", str, "folder of `headrace compile`: serve with what lies there, without a compiler", metavar="DIR"),
+    _engine("max-seq-len-to-capture", values.count, "longest context of a compiled step; longer ones take the ready path"),
+)
 SERVER_OPTIONS = (
     _server("host", str, "address to listen on; 0.0.0.0: every interface", metavar="ADDRESS"),
     _server("port", values.port, "port to listen on; 0: any free one"),
@@ -167,6 +185,13 @@ SECURITY_OPTIONS = (
         many=True,
     ),
     _server(
+        "api-keys-file",
+        api_keys_file,
+        "YAML list of keys, each with name, key and, where wanted, requests_per_minute, tokens_per_minute and priority",
+        field="limited_keys",
+        metavar="FILE",
+    ),
+    _server(
         "allowed-origins",
         values.texts,
         "web origins that browsers may call from: a JSON list or texts between commas; * allows all",
@@ -179,6 +204,7 @@ ENGINE_GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("model", MODEL_OPTIONS),
     ("memory", MEMORY_OPTIONS),
     ("scheduler", SCHEDULER_OPTIONS),
+    ("compile", COMPILE_OPTIONS),
 )
 SERVE_GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (*ENGINE_GROUPS, ("server", SERVER_OPTIONS), ("security", SECURITY_OPTIONS))
 

@@ -176,7 +176,7 @@ class ServingProcess:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
         assert self._service.loaded is not None
-        secured = bool(self._config.api_keys)
+        secured = bool(self._config.api_keys or self._config.limited_keys)
         print(ready_message(self._service, self._service.loaded, url=self._url(), grpc_address=self._grpc_address, secured=secured), flush=True)
         await first_of(self._signals.stop.wait(), self._engine_is_dead(), serving)
         if not self._signals.stop.is_set():

@@ -3,6 +3,7 @@ loop where it is large."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 import uuid
@@ -14,9 +15,11 @@ from typing import Any
 from headrace.errors import RequestError
 from headrace.server.answer import Answer, Piece
 from headrace.server.body import BodyLease
+from headrace.server.generation_route import charge_for
 from headrace.server.open_inference import status, wire
 from headrace.server.open_inference.parse import InferRequest, decode, parse
 from headrace.server.open_inference.response import OUTPUTS, delta_response, final_response, whole_response
+from headrace.server.rate_limits import Charge, KeyLimits
 from headrace.server.service import Service
 
 logger = logging.getLogger("headrace.access")
@@ -27,6 +30,7 @@ class Call:
     data: bytes  # the message; empty once it has been read
     stream: bool  # several responses may follow, each a `ModelStreamInferResponse`; else one `ModelInferResponse`
     tenant: str
+    limits: KeyLimits
     arrival: float  # monotonic seconds
     seconds_left: float | None  # from the arrival to the client's deadline
     write: Callable[[Any], Awaitable[None]]  # sends a response
@@ -35,31 +39,41 @@ class Call:
     async def run(self, service: Service) -> None:
         """Answers it. Raises `RequestError`; cancelling it gives everything back."""
         service.model()
+        self.limits.take_request()
         with service.bodies.lease() as lease, service.admission.permit():
             lease.charge(len(self.data))
             request = await self._parse(service, lease)
-            model = service.model()  # the process may have begun to drain in the meantime
-            answer = Answer(
-                request.parsed,
-                model,
-                service.metrics,
-                answer_id=f"infer-{uuid.uuid4().hex}",
-                tenant=self.tenant,
-                arrival=self.arrival,
-                new_scorer=request.new_scorers(request.parsed, model),
-            )
-            outcome = "CANCELLED"
+            charge = charge_for(request.parsed, self.limits)
             try:
-                await self._answer(request, answer)
-                outcome = "OK"
-            except RequestError as error:
-                outcome = status.code_of(error).name
+                await self._generate(service, request, charge)
+            except BaseException:
+                charge.settle(0)  # where the answer has not begun and settled it
                 raise
-            finally:
-                if service.config.log_requests:
-                    usage, seconds = answer.usage, time.monotonic() - self.arrival
-                    tokens = f"prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}"
-                    logger.info("gRPC %s %s %.3fs id=%s %s", wire.SERVICE, outcome, seconds, ascii(self.id[:128]), tokens)
+
+    async def _generate(self, service: Service, request: InferRequest, charge: Charge) -> None:
+        model = service.model()  # the process may have begun to drain in the meantime
+        answer = Answer(
+            dataclasses.replace(request.parsed, priority=self.limits.priority(request.parsed.priority)),
+            model,
+            service.metrics,
+            answer_id=f"infer-{uuid.uuid4().hex}",
+            tenant=self.tenant,
+            arrival=self.arrival,
+            new_scorer=request.new_scorers(request.parsed, model),
+            charge=charge,
+        )
+        outcome = "CANCELLED"
+        try:
+            await self._answer(request, answer)
+            outcome = "OK"
+        except RequestError as error:
+            outcome = status.code_of(error).name
+            raise
+        finally:
+            if service.config.log_requests:
+                usage, seconds = answer.usage, time.monotonic() - self.arrival
+                tokens = f"prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}"
+                logger.info("gRPC %s %s %.3fs id=%s %s", wire.SERVICE, outcome, seconds, ascii(self.id[:128]), tokens)
 
     async def _parse(self, service: Service, lease: BodyLease) -> InferRequest:
         size, data = len(self.data), self.data

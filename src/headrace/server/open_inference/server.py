@@ -75,7 +75,7 @@ class GrpcServer:
         shown = reflection.ReflectionServicer(names, pool=wire.POOL)
 
         async def info(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            await guarded(context, self._servicer.checked_tenant(context))
+            await guarded(context, self._servicer.checked_holder(context))
             async for response in shown.ServerReflectionInfo(requests, context):
                 yield response
 

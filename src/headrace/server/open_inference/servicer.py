@@ -12,12 +12,12 @@ import grpc
 
 from headrace import __version__
 from headrace.errors import BodyTimeout, InvalidRequest, RequestError, RequestFailed
-from headrace.server.auth import KeyRing
 from headrace.server.body import ClientGone
 from headrace.server.open_inference import status, wire
 from headrace.server.open_inference.call import Call
 from headrace.server.open_inference.parse import VERSION, check_version, decode
 from headrace.server.open_inference.response import OUTPUTS, error_response
+from headrace.server.rate_limits import KeyLimits
 from headrace.server.service import Service
 
 Context = Any  # grpc.aio.ServicerContext, which has type parameters only in grpc's stubs
@@ -40,7 +40,6 @@ class Servicer:
     def __init__(self, service: Service, closing: asyncio.Event) -> None:
         self._service = service
         self._closing = closing
-        self.keys = KeyRing(service.config.api_keys)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Messages come and go as bytes. ModelInfer is read as a stream of one request, so that the time it takes to come in can be bounded."""
@@ -60,7 +59,7 @@ class Servicer:
 
         async def work(data: bytes, context: Context) -> bytes:
             if needs_key:
-                self.tenant(context)
+                self.holder(context)
             response = response_type()
             answer(decode(request_type, data), response)
             written: bytes = response.SerializeToString()
@@ -81,7 +80,7 @@ class Servicer:
     async def _infer(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         arrival = time.monotonic()
         seconds_left = context.time_remaining()
-        tenant = self.tenant(context)
+        tenant, limits = self.holder(context)
         self._service.model()  # refuses at once where nothing can be served
         responses: list[bytes] = []
 
@@ -89,7 +88,7 @@ class Servicer:
             responses.append(response.SerializeToString())
 
         data = await self._only_request(aiter(requests))
-        call = Call(data=data, stream=False, tenant=tenant, arrival=arrival, seconds_left=seconds_left, write=write)
+        call = Call(data=data, stream=False, tenant=tenant, limits=limits, arrival=arrival, seconds_left=seconds_left, write=write)
         del data
         await call.run(self._service)
         return responses[0]
@@ -107,7 +106,7 @@ class Servicer:
 
     async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Requests of one stream are answered side by side; the error of one is its last response, and the others go on."""
-        tenant = await guarded(context, self.checked_tenant(context))
+        tenant, limits = await guarded(context, self.checked_holder(context))
         requests = aiter(requests)
         writing = asyncio.Lock()
         room = asyncio.Semaphore(self._service.admission.limit + 1)  # one more than may run, so that it is told why it may not
@@ -123,7 +122,9 @@ class Servicer:
                     raise ClientGone from None
 
         async def answer(data: bytes) -> None:
-            call = Call(data=data, stream=True, tenant=tenant, arrival=time.monotonic(), seconds_left=context.time_remaining(), write=write)
+            call = Call(
+                data=data, stream=True, tenant=tenant, limits=limits, arrival=time.monotonic(), seconds_left=context.time_remaining(), write=write
+            )
             del data
             try:
                 await self._answered(call)
@@ -162,13 +163,13 @@ class Servicer:
             closing.cancel()
             await asyncio.gather(reading, closing, return_exceptions=True)
 
-    def tenant(self, context: Context) -> str:
+    def holder(self, context: Context) -> tuple[str, KeyLimits]:
         """Whose call it is. Raises `AuthenticationFailed`."""
         metadata = context.invocation_metadata() or ()
-        return self.keys.tenant((name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata)
+        return self._service.keys.holder((name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata)
 
-    async def checked_tenant(self, context: Context) -> str:
-        return self.tenant(context)
+    async def checked_holder(self, context: Context) -> tuple[str, KeyLimits]:
+        return self.holder(context)
 
     def _server_live(self, request: Any, response: Any) -> None:
         response.live = self._service.state != "dead"

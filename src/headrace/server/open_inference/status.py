@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from headrace.errors import EngineUnavailable, QueueFull, RequestError
+from headrace.errors import EngineUnavailable, QueueFull, RateLimitExceeded, RequestError
 from headrace.server.open_inference import wire
 
 CODES = {
@@ -33,7 +33,7 @@ def message_of(error: RequestError) -> str:
 
 def retry_seconds(error: RequestError) -> int | None:
     """After how long the same request may be sent again; None: no time makes it right."""
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | RateLimitExceeded):
         return max(1, error.retry_after)
     return 1 if isinstance(error, EngineUnavailable) else None
 
