@@ -8,7 +8,16 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
-from headrace.server import routes_batches, routes_chat, routes_completions, routes_embeddings, routes_files, routes_operations, routes_tokenize
+from headrace.server import (
+    routes_batches,
+    routes_cache,
+    routes_chat,
+    routes_completions,
+    routes_embeddings,
+    routes_files,
+    routes_operations,
+    routes_tokenize,
+)
 from headrace.server.auth import ApiKeys
 from headrace.server.batch_service import ENDPOINTS, AnswerBody, BatchService
 from headrace.server.errors_to_json import ErrorsToJson, routing_error
@@ -19,7 +28,8 @@ from headrace.server.responses import routes as routes_responses
 from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
 
-FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_operations)
+RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens"))
+FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_cache, routes_operations)
 
 
 def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
@@ -42,10 +52,10 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
                 allow_origins=config.allowed_origins,
                 allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-Id", "request-id", "Retry-After"),
+                expose_headers=("X-Request-Id", "request-id", "traceparent", "Retry-After", *RATE_LIMIT_HEADERS),
             )
         )
-    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys)]
+    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=service.keys)]
     app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app
