@@ -199,6 +199,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None  # None: no gRPC; 0: any free one
     api_keys: tuple[str, ...] = ()  # without limits
     limited_keys: tuple[ApiKey, ...] = ()  # if there are no keys of both kinds, none is asked for
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all

@@ -135,6 +135,7 @@ COMPILE_OPTIONS = (
 SERVER_OPTIONS = (
     _server("host", str, "address to listen on; 0.0.0.0: every interface", metavar="ADDRESS"),
     _server("port", values.port, "port to listen on; 0: any free one"),
+    _server("grpc-port", values.port, "port for the Open Inference Protocol over gRPC; 0: any free one; needs headrace[grpc]; default: none"),
     _server(
         "served-model-name", str, "names that clients may use; the first one is in the answers", field="served_model_names", metavar="NAME", many=True
     ),

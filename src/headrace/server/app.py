@@ -60,7 +60,7 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
                 expose_headers=("X-Request-Id", "request-id", "traceparent", "Retry-After", *RATE_LIMIT_HEADERS),
             )
         )
-    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys, limited=config.limited_keys)]
+    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=service.keys)]
     app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app
