@@ -16,6 +16,7 @@ from headrace.config import EngineConfig, EngineInfo, ServerConfig
 from headrace.core.messages import SchedulerStats, TokenLogprobs
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.wire import Heartbeat
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.server.app import create_app
 from headrace.server.batch_service import BatchService
@@ -51,6 +52,8 @@ class FakeEngine:
         self.state = "ready"
         self.stats: SchedulerStats | None = STATS
         self.restarts_total = 0
+        self.heartbeat: Heartbeat | None = None
+        self.config = EngineConfig(model="fake", max_num_seqs=16)
 
 
 def score(token_id: int, count: int | None) -> TokenLogprobs:

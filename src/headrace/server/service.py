@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.config import EngineInfo, ServerConfig
+from headrace.config import EngineConfig, EngineInfo, ServerConfig
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.wire import Heartbeat
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
 from headrace.server.admission import Admission
@@ -39,6 +40,12 @@ class EngineState(Protocol):
 
     @property
     def restarts_total(self) -> int: ...
+
+    @property
+    def heartbeat(self) -> Heartbeat | None: ...
+
+    @property
+    def config(self) -> EngineConfig: ...
 
 
 class TokenGenerator(Protocol):
