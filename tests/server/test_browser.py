@@ -189,14 +189,14 @@ def test_the_live_view_moves(page: Browser, server: Process) -> None:
         rows = "[...document.querySelectorAll('#rows tr')]"
         return str(page.run(f"{rows}.find((row) => row.cells[0].textContent === {json.dumps(name)}).cells[1].textContent"))
 
-    page.wait("document.querySelector('#wheel .count').textContent === '0'")
+    page.wait("document.querySelector('#picture .count').textContent === '0'")
     before = cell("Steps so far")
     with ThreadPoolExecutor(10) as pool:
         for number in range(10):
             pool.submit(server.complete, prompt=f"p{number}", max_tokens=150)
-        page.wait("document.querySelector('#wheel .count').textContent === '8'", 5)
-        page.wait("document.querySelectorAll('#wheel .drop.filled').length === 2", 5)
-        page.wait("document.querySelectorAll('#wheel .paddle.filled').length === 8", 5)
+        page.wait("document.querySelector('#picture .count').textContent === '8'", 5)
+        page.wait("document.querySelectorAll('#picture .drop.filled').length === 2", 5)
+        page.wait("document.querySelectorAll('#picture .paddle.filled').length === 8", 5)
         assert cell("Requests running") == "8 of 8"
         assert cell("Requests waiting") == "2"
         assert cell("KV blocks used") != "0 of 256"
@@ -206,7 +206,7 @@ def test_the_live_view_moves(page: Browser, server: Process) -> None:
         turned = page.run("document.querySelector('.turning').style.transform")
         page.wait(f"document.querySelector('.turning').style.transform !== {json.dumps(turned)}", 5)
         server.until(lambda: at_rest(server))
-        page.wait("document.querySelector('#wheel .count').textContent === '0'", 5)
+        page.wait("document.querySelector('#picture .count').textContent === '0'", 5)
 
 
 def test_status_is_asked_for_only_while_it_is_seen(page: Browser) -> None:

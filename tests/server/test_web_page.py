@@ -141,3 +141,10 @@ def test_the_wheel_holds_the_files() -> None:
 
     settings: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/headrace"]}, "all files of the package, whatever their kind"
+
+
+def test_no_id_is_the_name_of_a_view() -> None:
+    """The browser would scroll to it."""
+    views = {value.removeprefix("#") for tag, attributes in Page().tags if tag == "a" and (value := attributes["href"])} - {"content"}
+    assert views == {"chat", "wheel"}
+    assert not views & set(Page().values("id"))

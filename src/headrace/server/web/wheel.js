@@ -19,7 +19,7 @@ export function startWheel(showState) {
   parts ??= {
     history: new History(),
     lastSteps: null,
-    wheel: new Wheel(find("wheel"), SHARES),
+    wheel: new Wheel(find("picture"), SHARES),
     time: new Bar(find("time-bar"), find("time-key"), [["runner", "Runner"], ["around", "Around steps"], ["idle", "Idle"]]),
     blocks: new Bar(find("kv-bar"), find("kv-key"), [["runner", "Used"], ["around", "Cached"], ["idle", "Free"]]),
     tokens: new Chart(find("tokens-chart"), find("tokens-key"), [["runner", "Out"], ["around", "In"]]),
