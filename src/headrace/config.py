@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from headrace.errors import ConfigError
@@ -53,7 +54,9 @@ class EngineConfig:
 
     model: str  # local directory or GGUF file, already resolved by models.store.resolve_model
     dtype: DType = "auto"  # auto: float32 on CPU, the checkpoint's on CUDA
-    quantization: Literal["none", "gguf"] | None = None  # gguf: weights of a GGUF file stay in their blocks (CPU); else they are dequantised to dtype
+    # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
+    # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
+    quantization: Literal["none", "gguf", "int8", "int4"] | None = None
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64
@@ -74,12 +77,16 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
     seed: int | None = None  # of requests that bring none; None: fresh for each
+    compile: Literal["off", "auto", "full"] = "off"  # prepare faster paths in the background; auto: where it pays, full: for all steps
+    compile_cache: str | None = None  # folder, redis:// or fsspec URL where compiled packages are kept; None: a folder of this user
+    artifacts: str | None = None  # folder of `headrace compile`
+    max_seq_len_to_capture: int = 8192  # longest context of compiled steps; longer ones take the ready path
     threads: int | None = None  # compute threads; None: one per physical core available
     step_timeout_s: float = 120.0  # a step that takes longer is stuck: the engine is restarted
     runner_factory: str | None = None  # "package.module:function" that makes another runner (tests, simulation)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_seq_len_to_capture"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
         if self.max_model_len is not None and self.max_model_len < 1:
@@ -91,8 +98,10 @@ class EngineConfig:
             )
         if self.max_num_queued_reqs < 0:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
-        if self.quantization not in (None, "none", "gguf"):
-            raise ConfigError(f"--quantization {self.quantization} is not known; use none or gguf.")
+        if self.compile not in ("off", "auto", "full"):
+            raise ConfigError(f"--compile {self.compile} is not known; use off, auto or full.")
+        if self.quantization not in (None, "none", "gguf", "int8", "int4"):
+            raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
 
@@ -162,12 +171,37 @@ class CompileStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key of a client, and what it may use. Raises `ConfigError`, which names the field."""
+
+    name: str  # what logs call it
+    key: str = field(repr=False)
+    requests_per_minute: int | None = None  # None: no limit
+    tokens_per_minute: int | None = None  # prompts and answers together
+    priority: int | None = None  # its requests are no more urgent than this (lower runs first)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w.@-]{1,64}", self.name, re.ASCII):
+            raise ConfigError("name must be 1 to 64 letters, digits or any of . _ @ -")
+        if not isinstance(self.key, str) or not re.fullmatch(r"[!-~]+", self.key):
+            raise ConfigError(f"{self.name}: key must be a text of visible ASCII characters")
+        for limit in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, limit)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
+                raise ConfigError(f"{self.name}: {limit} must be a whole number of at least 1")
+        if self.priority is not None and (isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) >= 2**31):
+            raise ConfigError(f"{self.name}: priority must be a whole number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """What the HTTP process needs."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    grpc_port: int | None = None  # None: no gRPC; 0: any free one
+    api_keys: tuple[str, ...] = ()  # without limits
+    limited_keys: tuple[ApiKey, ...] = ()  # if there are no keys of both kinds, none is asked for
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; empty: derived from the model
     chat_template: str | None = None  # path or text that replaces the model's own

@@ -43,6 +43,7 @@ from headrace.cli import values
         (values.device, "cuda:1", "cuda:1"),
         (values.quantization, "none", "none"),
         (values.quantization, "gguf", "gguf"),
+        (values.quantization, "int4", "int4"),
     ],
 )
 def test_good_values(read: Callable[[str], Any], text: str, value: object) -> None:
@@ -72,7 +73,7 @@ def test_good_values(read: Callable[[str], Any], text: str, value: object) -> No
         (values.texts, '["a"', "JSON list of strings"),
         (values.dtype, "int8", "float32"),
         (values.device, "tpu", "cuda"),
-        (values.quantization, "int4", "none or gguf"),
+        (values.quantization, "awq", "none, gguf, int8 or int4"),
     ],
 )
 def test_bad_values_say_what_is_right(read: Callable[[str], Any], text: str, advice: str) -> None:

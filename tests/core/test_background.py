@@ -92,6 +92,10 @@ def test_steps_of_background_work_alone_are_short_and_not_planned_ahead():
     assert plan.num_tokens <= 10  # 50 ms at 10 ms a token, or the least chunk
     assert engine.plan() is None
     engine.update(seconds=0.01 * plan.num_tokens)
+    engine.now += 6.0
+    quiet = engine.plan()
+    assert 15 <= quiet.num_tokens <= 25
+    engine.update(seconds=0.01 * quiet.num_tokens)
     engine.add(request("fg", 5, 2, arrival=engine.now))
     assert tokens_of(engine.plan(), "fg") == 5
     engine.run()

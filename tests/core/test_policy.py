@@ -5,8 +5,10 @@ from headrace.core.policy import AGING_S_PER_TOKEN, PATIENCE_S, PrefillNeed, que
 from tests.core.block_world import request
 
 
-def need(num_tokens: int, arrival: float = 0.0, *, priority: int = 0, deadline: float | None = None, aged: bool = False) -> PrefillNeed:
-    return PrefillNeed(num_tokens=num_tokens, rank=(priority, arrival, 0), deadline=deadline, aged=aged)
+def need(
+    num_tokens: int, arrival: float = 0.0, *, priority: int = 0, deadline: float | None = None, aged: bool = False, served: int = 0
+) -> PrefillNeed:
+    return PrefillNeed(num_tokens=num_tokens, rank=(priority, arrival, 0), deadline=deadline, aged=aged, served=served)
 
 
 needs = st.lists(

@@ -71,3 +71,16 @@ def test_a_tenant_that_comes_back_is_not_owed_what_it_did_not_ask_for():
         shares.leave(tenant)
     shares.join("x")
     assert shares.served("x") == 0
+
+
+def test_a_tenant_that_comes_back_has_credit_for_a_short_burst():
+    shares = TenantShares(credit=30)
+    shares.join("x")
+    assert shares.served("x") == 0
+    shares.charge("x", 1000)
+    shares.join("y")
+    assert shares.served("y") == 970
+    shares.charge("y", 20)
+    shares.leave("y")
+    shares.join("y")
+    assert shares.served("y") == 990  # what was used of it is not given again

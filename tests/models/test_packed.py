@@ -22,10 +22,10 @@ from tests.models.test_gguf_blocks import random_blocks
 from tests.models.test_gguf_models import CASES, tame
 from tests.models.tiny_models import TINY, make, prompt
 
-FORMATS = ("F32", "F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K")
-# Activations are rounded to 8 bits before each product with a quantised matrix; all else is float32 and the weights are those of the file.
-NEAR = 0.04  # to the dequantised model: of the logits' norm
-ROUNDED = 0.01  # to the dequantised model with activations rounded in the same way: a last bit may round one to its neighbour
+FORMATS = ("F32", "F16", "Q4_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q6_K")
+# Activations are rounded before each product with a quantised matrix; all else is float32 and the weights are those of the file.
+NEAR = 1e-3  # to the dequantised model: of the logits' norm
+ROUNDED = 5e-4  # to the dequantised model with activations rounded in the same way: a last bit may round one to its neighbour
 EXACT = 1e-5  # where the weights are floats
 SIZES = {
     "hidden_size": 256,
@@ -121,16 +121,16 @@ def answer(model: Decoder, prompts: list[list[int]], count: int) -> list[list[tu
     return answers
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q2_K"])
 def test_parts_in_different_formats(name, tmp_path, caplog):
-    """v in another format than q and k, with biases, as files of mixed formats have it; Q5_K has no kernel and goes over float16."""
+    """v in another format than q and k, with biases, as files of mixed formats have it; Q2_K has no kernel and goes over float16."""
     path, tokens = tmp_path / "model.gguf", prompt(20)
     write_gguf(make("Qwen2Config", SIZES), path, "qwen2", quantization=name, blocks=blocks_of(name, ("attn_v", "ffn_down")))
     packed = load(path, packed=True)
     assert isinstance(packed.layers[0].attention.qkv, PackedStack)
     assert difference(PagedDriver(packed).prefill(tokens), PagedDriver(load(path, packed=False)).prefill(tokens)) < NEAR
-    assert [record.getMessage() for record in caplog.records if "Q5_K" in record.getMessage()] == (
-        [f"there is no kernel for Q5_K: these weights of {path} are kept as float16"] if name == "Q5_K" else []
+    assert [record.getMessage() for record in caplog.records if "Q2_K" in record.getMessage()] == (
+        [f"there is no kernel for Q2_K: these weights of {path} are kept as float16"] if name == "Q2_K" else []
     )
 
 
@@ -162,6 +162,7 @@ the same wall and take photographs of the sea. Few of them know that the lamp at
 looks after it is the grandson of the man who lit it for the first time. He says that the work has not changed very much. The glass must be clean,
 the light must turn, and somebody has to write down the weather in a book. He has filled forty of these books, and he reads in them in winter, when
 there are no visitors and the wind is too strong to go out."""
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "How many days has a week?", "Write a line about the sea."]
 
 
@@ -170,12 +171,15 @@ def test_the_default_model():
     path = find_gguf(resolve_model(None, progress=False))
     packed, plain, tokenizer = load(path, packed=True), load(path, packed=False), Tokenizer.load(path)
 
-    def perplexity(model: Decoder) -> float:
-        ids = tokenizer.encode(TEXT)
-        logits = PagedDriver(model, block_size=16).prefill(ids)
-        return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:])).exp())
-
-    assert perplexity(packed) == pytest.approx(perplexity(plain), rel=0.01)
+    ids = tokenizer.encode(TEXT)
+    got, want = (PagedDriver(model, block_size=16).prefill(ids) for model in (packed, plain))
+    perplexity = [float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:])).exp()) for logits in (got, want)]
+    assert perplexity[0] == pytest.approx(perplexity[1], rel=0.01)
+    assert difference(got, want) < 1e-3
+    assert float((got.argmax(-1) == want.argmax(-1)).float().mean()) > 0.99
+    # the template's own system text, after which Paris and another answer are nearly tied
+    nearly_tied = [tokenizer.encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\n")]
+    assert "Paris" in tokenizer.decode([token for token, _ in answer(packed, nearly_tied, 8)[0]])
     prompts = [tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n") for question in (*QUESTIONS, *QUESTIONS[:2]) * 3][
         :16
     ]

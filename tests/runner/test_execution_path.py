@@ -50,7 +50,7 @@ def test_packed_weights_serve(config: EngineConfig) -> None:
     info = runner.info(0.0)
     assert info.path == f"eager, packed GGUF weights ({kernels.isa})"
     assert info.dtype == "float32"
-    assert info.weight_bytes < ModelRunner(replace(config, quantization=None)).info(0.0).weight_bytes / 3
+    assert info.weight_bytes < ModelRunner(replace(config, quantization="none")).info(0.0).weight_bytes / 3
     assert served_ids(runner) == expected_ids(config, packed=True)
     assert served_ids(ModelRunner(replace(config, deterministic=True))) == expected_ids(config, packed=True)
     runner.close()
@@ -64,21 +64,65 @@ def test_without_kernels_the_weights_are_dequantised_and_it_is_said(
     monkeypatch.undo()
     cpu.load()
     assert runner.info(0.0).path == "eager, dequantised GGUF weights (no CPU kernels)"
-    assert f"--quantization gguf: {ISA_VARIABLE} is off. The weights are dequantised instead" in caplog.text
+    assert f"There are no CPU kernels: {ISA_VARIABLE} is off. The GGUF weights are dequantised" in caplog.text
     assert served_ids(runner) == expected_ids(config, packed=False)
 
 
 def test_what_cannot_go_with_it(config: EngineConfig, tmp_path: Path) -> None:
     make(*TINY["llama"]).save_pretrained(tmp_path)
     for changes, device, dtype, named in (
-        ({"model": str(tmp_path)}, "cpu", torch.float32, "Hugging Face directory; leave the flag out"),
+        ({"model": str(tmp_path)}, "cpu", torch.float32, "Hugging Face directory; use int8 or int4"),
         ({}, "cuda", torch.float32, "--quantization none or --device cpu"),
         ({"dtype": "bfloat16"}, "cpu", torch.bfloat16, "not in bfloat16; leave --dtype at auto"),
     ):
         with pytest.raises(ConfigError, match=named):
             choose_path(replace(config, **changes), torch.device(device), dtype)
-    with pytest.raises(ConfigError, match="use none or gguf"):
-        replace(config, quantization="int4")
+    with pytest.raises(ConfigError, match="use none, gguf, int8 or int4"):
+        replace(config, quantization="awq")
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "packed"),
+    [
+        ({}, "cpu", True),
+        ({"quantization": "gguf", "dtype": "float32"}, "cpu", True),
+        ({"quantization": "none"}, "cpu", False),
+        ({"dtype": "float32"}, "cpu", False),
+        ({"dtype": "bfloat16"}, "cpu", False),
+        ({}, "cuda", False),
+    ],
+)
+def test_what_serves_a_gguf_file(config: EngineConfig, changes: dict[str, str], device: str, packed: bool) -> None:
+    """By default its own blocks on CPU; a dtype asks for weights in that dtype."""
+    if packed and cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    config = replace(config, quantization=None)
+    dtype = torch.bfloat16 if changes.get("dtype") == "bfloat16" else torch.float32
+    assert choose_path(replace(config, **changes), torch.device(device), dtype).packed is packed
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_any_model_in_fewer_bits(config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    kernels = cpu.load()
+    if kernels is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    for model in (str(tmp_path), config.model):
+        runner = ModelRunner(replace(config, model=model, quantization=kind))
+        assert runner.info(0.0).path == f"eager, {kind} weights ({kernels.isa})"
+        own = load_model(model, dtype=torch.float32, device=torch.device("cpu"), kernels=True, bits=8 if kind == "int8" else 4)
+        assert served_ids(runner) == PagedDriver(own).greedy(prompt(20), 8)
+        runner.close()
+    monkeypatch.setenv(ISA_VARIABLE, "off")
+    with pytest.raises(ConfigError, match=f"--quantization {kind} needs the CPU kernels: {ISA_VARIABLE} is off"):
+        choose_path(replace(config, quantization=kind), torch.device("cpu"), torch.float32)
+    monkeypatch.undo()
+    cpu.load()
+
+
+def test_a_directory_is_served_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
+    make(*TINY["llama"]).save_pretrained(tmp_path)
+    assert not choose_path(replace(config, model=str(tmp_path), quantization=None), torch.device("cpu"), torch.float32).packed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

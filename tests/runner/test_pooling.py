@@ -15,6 +15,7 @@ import torch
 from headrace.config import EngineConfig, SchedulerConfig
 from headrace.core.messages import AddRequest, Pooling, SchedulerStats, StepPlan
 from headrace.core.scheduler import Scheduler
+from headrace.runner.batch_inputs import Batch
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.runner.interface import NON_FINITE, Runner
 from headrace.runner.model_runner import ModelRunner
@@ -130,8 +131,12 @@ def test_the_fake_counts_every_position_once(seed: int) -> None:
 
 def test_a_vector_that_is_not_finite_is_an_error_of_its_row_alone(config: EngineConfig) -> None:
     runner = ModelRunner(config)
-    with torch.no_grad():
-        runner._model.embed_tokens.weight[77] = float("nan")
+    forward = runner._forward
+
+    def spoilt(batch: Batch) -> torch.Tensor:
+        return forward(batch).masked_fill((batch.input_ids_T == 77)[:, None], float("nan"))
+
+    runner._forward = spoilt  # type: ignore[method-assign]
     scheduler = Scheduler(SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, block_size=BLOCK, num_blocks=64))
     for name, token in (("good", 5), ("bad", 77)):
         message = AddRequest(request_id=name, prompt_token_ids=(1, 2, token), params=SamplingParams(max_tokens=0), arrival=0.0, pooling="mean")

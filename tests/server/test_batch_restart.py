@@ -23,6 +23,7 @@ def processes() -> Iterator[list[Process]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_three_kills_in_a_batch_of_two_hundred_lines(tmp_path: Path, processes: list[Process]):
     openai = pytest.importorskip("openai")
     model = write_model(tmp_path / "model", eos_every=0, low=97, high=123, step_seconds=0.002)

@@ -59,3 +59,11 @@ async def test_a_dead_engine_has_no_numbers(world: World):
     world.engine.state = "restarting"
     body = status_object(world.service, 1.0)
     assert (body["state"], body["engine"]) == ("restarting", None)
+
+
+async def test_the_document_tells_the_truth(world: World):
+    schemas = (await world.http.get("/openapi.json")).json()["components"]["schemas"]
+    world.engine.heartbeat = beat(STATS)
+    body = (await world.http.get("/v1/status")).json()
+    assert set(body) == set(schemas["Status"]["required"])
+    assert set(body["engine"]) == set(schemas["Status"]["properties"]["engine"]["anyOf"][0]["required"])

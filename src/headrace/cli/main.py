@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 import headrace
-from headrace.cli import batch, chat, generate, models, serve
+from headrace.cli import batch, chat, compile, generate, models, serve
 from headrace.errors import HeadraceError, StartError
 
-VERBS = (serve, chat, generate, batch, models)
+VERBS = (serve, chat, generate, batch, compile, models)
 
 EPILOG = """\
 examples:
@@ -23,6 +23,7 @@ examples:
   headrace chat                                     talk to the default model in the terminal
   headrace generate prompts.txt --output out.jsonl  one answer for each line
   headrace batch run requests.jsonl                 many requests to a server, when it has time
+  headrace compile -o compiled                      prepare steps for machines without a compiler
   headrace models list                              what is on this machine
 
 `headrace VERB --help` explains the flags of a verb.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import values
+from headrace.cli.key_file import api_keys_file
 from headrace.config import EngineConfig, ServerConfig
 from headrace.text import reasoning, tool_formats
 
@@ -51,7 +52,8 @@ MODEL_OPTIONS = (
     _engine(
         "quantization",
         values.quantization,
-        "gguf: compute with the blocks of a GGUF file as they are, on CPU; none: dequantise them to --dtype when they are loaded; default: none",
+        "on CPU, gguf: compute with the blocks of a GGUF file as they are; int8, int4: round the weights of any model when they are loaded; "
+        "none: weights are floats of --dtype; default: gguf for a GGUF file on CPU where --dtype is auto, else none",
         metavar="KIND",
     ),
     _engine("max-model-len", values.count_or_auto, "most tokens of prompt and answer together; 8k is 8000, 8K is 8192; auto: the model's own limit"),
@@ -113,9 +115,27 @@ SCHEDULER_OPTIONS = (
     ),
     _engine("runner-factory", str, "package.module:function that makes another runner, for tests and simulation", metavar="NAME"),
 )
+COMPILE_OPTIONS = (
+    _engine(
+        "compile",
+        str,
+        "prepare faster paths in the background while the ready path serves; auto: decode steps, where it pays; full: all steps",
+        choices=("off", "auto", "full"),
+        metavar="MODE",
+    ),
+    _engine(
+        "compile-cache",
+        str,
+        "where compiled packages are kept for other workers: a folder, redis://... or a URL that fsspec knows; default: a folder of this user",
+        metavar="PLACE",
+    ),
+    _engine("artifacts", str, "folder of `headrace compile`: serve with what lies there, without a compiler", metavar="DIR"),
+    _engine("max-seq-len-to-capture", values.count, "longest context of a compiled step; longer ones take the ready path"),
+)
 SERVER_OPTIONS = (
     _server("host", str, "address to listen on; 0.0.0.0: every interface", metavar="ADDRESS"),
     _server("port", values.port, "port to listen on; 0: any free one"),
+    _server("grpc-port", values.port, "port for the Open Inference Protocol over gRPC; 0: any free one; needs headrace[grpc]; default: none"),
     _server(
         "served-model-name", str, "names that clients may use; the first one is in the answers", field="served_model_names", metavar="NAME", many=True
     ),
@@ -166,6 +186,13 @@ SECURITY_OPTIONS = (
         many=True,
     ),
     _server(
+        "api-keys-file",
+        api_keys_file,
+        "YAML list of keys, each with name, key and, where wanted, requests_per_minute, tokens_per_minute and priority",
+        field="limited_keys",
+        metavar="FILE",
+    ),
+    _server(
         "allowed-origins",
         values.texts,
         "web origins that browsers may call from: a JSON list or texts between commas; * allows all",
@@ -178,6 +205,7 @@ ENGINE_GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     ("model", MODEL_OPTIONS),
     ("memory", MEMORY_OPTIONS),
     ("scheduler", SCHEDULER_OPTIONS),
+    ("compile", COMPILE_OPTIONS),
 )
 SERVE_GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (*ENGINE_GROUPS, ("server", SERVER_OPTIONS), ("security", SECURITY_OPTIONS))
 

@@ -153,6 +153,6 @@ def speculative_config(text: str) -> SpeculativeConfig:
 
 
 def quantization(text: str) -> str:
-    if text not in ("none", "gguf"):
-        raise ValueError("use none or gguf")
+    if text not in ("none", "gguf", "int8", "int4"):
+        raise ValueError("use none, gguf, int8 or int4")
     return text

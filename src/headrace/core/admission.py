@@ -86,17 +86,22 @@ class Admission:
         waiting = self._roster.waiting.scan()
         head = next(waiting, None)
         for request in tuple(self._roster.preempted):
-            while head is not None and head.rank[0] < request.rank[0]:  # a more urgent priority class
+            while head is not None and self._goes_before(head, request):
                 yield head
                 head = next(waiting, None)
-            yield request
+            if not request.num_pending:  # it just made way, and is computed again from a token that is still on its way
+                yield request
         while head is not None:
             yield head
             head = next(waiting, None)
 
+    def _goes_before(self, head: Request, preempted: Request) -> bool:
+        """Of a more urgent priority class, or of a tenant to whom the other's owes the slot."""
+        if head.rank[0] != preempted.rank[0] or head.background:
+            return head.rank[0] < preempted.rank[0]
+        return self._roster.is_owed(head.message.tenant, preempted.message.tenant)
+
     def _try_start(self, request: Request, draft: PlanDraft) -> _Outcome:
-        # who is preempted with a token on the way cannot come back in the same plan, and the next one is made with that token
-        assert not request.num_pending
         parent = self._fork_parent(request)
         if parent is not None and not _can_fork(parent, draft):
             return _Outcome.PASSED_OVER

@@ -19,7 +19,9 @@ from headrace.core.roster import Roster
 from headrace.core.step_time import StepTimeModel
 
 SLOWDOWN = 1.1  # a step of others may take so many times as long with background rows in it
-STEP_S = 0.05  # a step of background rows alone
+STEP_S = 0.05  # a step of background rows alone, while others come now and then
+QUIET_STEP_S = 0.2  # and when none has come for QUIET_S: long steps waste less
+QUIET_S = 5.0
 
 
 class Background:
@@ -32,14 +34,17 @@ class Background:
         self._preemption = preemption
         self._admission = admission
         self._step_time = step_time
+        self._latest = float("-inf")  # when others were last in the engine
 
     @property
     def is_alone(self) -> bool:
         """Whether there is background work and nothing else."""
         return bool(len(self._roster)) and not self._roster.num_foreground
 
-    def make_way(self, draft: PlanDraft) -> bool:
+    def make_way(self, draft: PlanDraft, now: float) -> bool:
         """Preempt background requests, the youngest first, until all others that wait find slots and blocks. True if any had to go."""
+        if self._roster.num_foreground:
+            self._latest = now
         victims = [request for request in self._roster.running if request.background]
         if not victims:
             return False
@@ -62,6 +67,7 @@ class Background:
     def plan(
         self,
         draft: PlanDraft,
+        now: float,
         *,
         may_start: bool,
         plan_decode: Callable[[Request, PlanDraft], None],
@@ -70,7 +76,7 @@ class Background:
         """Add rows of background requests to a draft that holds all rows of others. Starts come after decodes: they may copy from their blocks."""
         if len(self._roster) == self._roster.num_foreground:
             return
-        budget = self._tokens(draft)
+        budget = self._tokens(draft, now)
         for request in [request for request in self._roster.running if request.background and request.num_remaining == 1]:
             if budget and request.state is RequestState.RUNNING:  # not preempted for one before it
                 plan_decode(request, draft)
@@ -83,11 +89,11 @@ class Background:
                 schedule(request, num_tokens, draft)
                 budget -= num_tokens
 
-    def _tokens(self, draft: PlanDraft) -> int:
+    def _tokens(self, draft: PlanDraft, now: float) -> int:
         """How many tokens of background requests may join the draft, which holds all rows of others."""
         attended = sum(row.num_tokens * (row.start + row.num_tokens) for row in draft.rows.values())
         beside = bool(draft.rows)
-        target = STEP_S
+        target = STEP_S if now < self._latest + QUIET_S else QUIET_STEP_S
         if beside:
             target = SLOWDOWN * self._step_time.predict(
                 tokens=draft.num_tokens, attended=attended, has_prefill=draft.num_tokens > draft.num_decode_tokens

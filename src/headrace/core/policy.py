@@ -47,13 +47,15 @@ class PrefillNeed:
     rank: Rank
     deadline: float | None
     aged: bool  # it was running in an earlier step already
+    served: int  # tokens computed for its tenant, as a virtual counter
 
 
 def split_prefill(needs: Sequence[PrefillNeed], budget: int, *, aged_share: int, whole: bool = False) -> list[int]:
     """Tokens for each need, in the order of `needs`; their sum is at most `budget`.
 
-    The oldest aged need gets up to `aged_share` first, so that it advances in each step. The rest goes by priority, earliest deadline, fewest
-    tokens left. With `whole` a need gets all or nothing, but for one that could never fit in a step; oldest first.
+    The oldest aged need gets up to `aged_share` first, so that it advances in each step. The rest goes by priority, the
+    tenant that has had least, earliest deadline, fewest tokens left. With `whole` a need gets all or nothing, but for one that could never
+    fit in a step; oldest first.
     """
     grants = [0] * len(needs)
     by_age = sorted(range(len(needs)), key=lambda i: needs[i].rank)
@@ -75,5 +77,5 @@ def split_prefill(needs: Sequence[PrefillNeed], budget: int, *, aged_share: int,
     return grants
 
 
-def _urgency(need: PrefillNeed) -> tuple[int, float, int, Rank]:
-    return (need.rank[0], float("inf") if need.deadline is None else need.deadline, need.num_tokens, need.rank)
+def _urgency(need: PrefillNeed) -> tuple[int, int, float, int, Rank]:
+    return (need.rank[0], need.served, float("inf") if need.deadline is None else need.deadline, need.num_tokens, need.rank)

@@ -12,11 +12,12 @@ from headrace.core.waiting_queue import TenantShares, WaitingQueue
 
 
 class Roster:
-    """`num_slots` rows of the runner's buffers and all live requests."""
+    """`num_slots` rows of the runner's buffers and all live requests. `credit`: tokens by which a tenant that comes may be ahead of others."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, credit: int) -> None:
         self.num_slots = num_slots
-        self.shares = TenantShares()
+        self.shares = TenantShares(credit=credit)  # charged with a whole prompt when it starts, and with each new token: who leaves the queue
+        self.computed = TenantShares(credit=credit)  # charged with positions when they are planned: whose prompts advance
         self.waiting = WaitingQueue(self.shares)
         self.running: list[Request] = []  # sorted by rank
         self.preempted: list[Request] = []  # PREEMPTED and SWAPPED, sorted by rank
@@ -50,6 +51,24 @@ class Roster:
         """Live requests that somebody waits for."""
         return len(self._by_id) - self._num_background
 
+    @property
+    def part(self) -> int:
+        """Slots that each tenant in the engine may have whatever the others want."""
+        return max(1, self.num_slots // max(1, len(self.shares)))
+
+    def charge_computed(self, request: Request, num_tokens: int) -> None:
+        """So many more positions are planned; those that were computed before a preemption are not charged again."""
+        num_repeated = max(0, min(num_tokens, request.num_computed_before - request.num_computed))
+        self.computed.charge(request.message.tenant, num_tokens - num_repeated)
+
+    def slots_of(self, tenant: str) -> int:
+        return sum(request.message.tenant == tenant for request in self.running)
+
+    def is_owed(self, tenant: str, other: str) -> bool:
+        """Whether the tenant has fewer slots than its part and no more tokens than the other one, which has its part of slots at least."""
+        fewer = self.shares.served(tenant) <= self.shares.served(other)
+        return tenant != other and fewer and self.slots_of(tenant) < self.part <= self.slots_of(other)
+
     def num_queued_with_one_more(self) -> int:
         """Requests beyond those that could run at once right now, if one more came. The forks of a request (n > 1) are a part of it.
 
@@ -67,6 +86,7 @@ class Roster:
         self._by_id[request.request_id] = request
         self._num_background += request.background
         self.shares.join(request.message.tenant)
+        self.computed.join(request.message.tenant)
         self.waiting.push(request)
 
     def start(self, request: Request) -> None:
@@ -91,6 +111,7 @@ class Roster:
         del self._by_id[request.request_id]
         self._num_background -= request.background
         self.shares.leave(request.message.tenant)
+        self.computed.leave(request.message.tenant)
 
     def _leave_place(self, request: Request) -> None:
         if request.state is RequestState.WAITING:

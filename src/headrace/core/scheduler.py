@@ -7,7 +7,7 @@ tells the runner to use that sample. A request that turns out to be finished lea
 
 One plan, in this order:
 1. Decoding requests get one token each, from the oldest to the youngest; where blocks run out, younger ones are preempted (`preemption`).
-2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted.
+2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted (see `fair_slots`).
 3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
    inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
 4. Background requests, which all others go before, get what is left of the step's time (`background`).
@@ -24,7 +24,10 @@ from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.background import Background
 from headrace.core.draft import PlanDraft, PlannedStep
+from headrace.core.explain import Explanation, Query, explain
 from headrace.core.failure import damage_of
+from headrace.core.fair_slots import FairSlots
+from headrace.core.finish_rate import FinishRate
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import AbortRequest, AddRequest, FinishReason, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.outputs import append_tokens, collect_prompt_logprobs, make_output, refusal
@@ -38,7 +41,6 @@ from headrace.core.step_time import StepTimeModel
 
 MAX_RETRY_AFTER_S = 60
 LAST_ENDED = 256  # ids of ended requests that are remembered
-FINISH_RATE_FOLLOW = 0.1  # how fast the measured time between two ends follows
 
 
 class Scheduler:
@@ -55,10 +57,11 @@ class Scheduler:
             session_lease_s=config.session_lease_s,
             hash_function=hash_function,
         )
-        self._roster = Roster(config.max_num_seqs)
+        self._roster = Roster(config.max_num_seqs, credit=config.max_num_batched_tokens)
         self._admission = Admission(config, self._roster, self._kv)
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
         self._background = Background(config, self._roster, self._kv, self._preemption, self._admission, self.step_time)
+        self._fair_slots = FairSlots(self._roster, self._kv, self._preemption)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self._deadlines: dict[Request, float] = {}  # of live requests that have one
@@ -67,8 +70,7 @@ class Scheduler:
         self._next_step_id = 1
         self._next_seq = 0
         self._decoded_last = False  # without chunked prefill: steps of prompts and of decodes take turns
-        self._last_finish: float | None = None
-        self._seconds_per_finish: float | None = None
+        self._finish_rate = FinishRate()
         self._generation_tokens = 0
         self._recomputed_tokens = 0
 
@@ -95,7 +97,7 @@ class Scheduler:
             rank=rank(message, seq, self.config.scheduling_policy),
             queue_key=queue_key(message, seq, self.config.scheduling_policy),
             max_total_tokens=max_total_tokens(message, self.config),
-            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None, background=message.background),
+            table=self._kv.new_table(salt=message.cache_salt, tenant=message.tenant, session_id=message.session_id, background=message.background),
             in_group=in_group,
         )
         self._roster.add(request)
@@ -128,10 +130,11 @@ class Scheduler:
         self._kv.begin_plan(now)
         draft = PlanDraft(step_id=self._next_step_id)
         if self.config.enable_chunked_prefill:
-            made_way = self._background.make_way(draft)
+            made_way = self._background.make_way(draft, now)
+            self._fair_slots.make_way(draft)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
-            self._background.plan(draft, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
+            self._background.plan(draft, now, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
         else:
             if not self._decoded_last:
                 self._plan_decodes(draft)
@@ -191,6 +194,7 @@ class Scheduler:
                     rank=request.rank,
                     deadline=request.message.deadline,
                     aged=first_pass and request.admitted_step < draft.step_id,
+                    served=self._roster.computed.served(request.message.tenant),
                 )
                 for request in requests
             ]
@@ -224,6 +228,7 @@ class Scheduler:
             limit=budget,
             floor=MIN_PREFILL_CHUNK,
             target_s=None if target is None else target / 1000,
+            patience=self._fair_slots.patience(requests),
         )
 
     def _awaits_tokens(self) -> bool:
@@ -251,6 +256,7 @@ class Scheduler:
 
     def _schedule(self, request: Request, num_tokens: int, draft: PlanDraft) -> None:
         blocks = self._kv.mark_written(request.table, request.num_computed, num_tokens)
+        self._roster.charge_computed(request, num_tokens)
         draft.schedule(request, num_tokens, blocks)
         self._kv.register(request.table, request.token_ids, request.num_computed)
 
@@ -277,7 +283,7 @@ class Scheduler:
                 num_finished += output.finish_reason is not None
                 outputs.append(output)
         if num_finished:
-            self._measure_finishes(num_finished, now)
+            self._finish_rate.observe(num_finished, now)
         return outputs
 
     def _take_row(self, request: Request, row: Row, sampled: SampledRow) -> TokenOutput | None:
@@ -346,15 +352,10 @@ class Scheduler:
     def retry_after(self) -> int:
         """Whole seconds, at least 1, in which as many requests end as can run at once, or all that wait if those are fewer."""
         num_ends = max(1, min(len(self._roster.waiting), self.config.max_num_seqs))
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil((self._seconds_per_finish or 0.0) * num_ends)))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._finish_rate.seconds_per_finish * num_ends)))
 
-    def _measure_finishes(self, num_finished: int, now: float) -> None:
-        if self._last_finish is not None:
-            seconds = max(0.0, now - self._last_finish) / num_finished
-            if self._seconds_per_finish is None:
-                self._seconds_per_finish = seconds
-            self._seconds_per_finish += FINISH_RATE_FOLLOW * (seconds - self._seconds_per_finish)
-        self._last_finish = now
+    def explain(self, query: Query, now: float) -> Explanation:
+        return explain(self._kv, query, now)
 
     def stats(self) -> SchedulerStats:
         roster, pool, speculation = self._roster, self._kv.pool, self._speculation

@@ -11,18 +11,24 @@ from headrace.core.request import Request
 class TenantShares:
     """Tokens served to each tenant, as virtual counters: whoever waits with the smallest goes first.
 
-    A tenant that comes back is lifted to the smallest counter among the present ones, so nobody saves up service by staying away.
+    A tenant that comes back is lifted to `credit` tokens below the smallest counter among the present ones: enough for a short burst, and
+    nobody saves up more service by staying away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, credit: int = 0) -> None:
+        self._credit = credit
         self._served: dict[str, int] = {}
         self._num_present: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """How many tenants have requests in the engine."""
+        return len(self._num_present)
 
     def join(self, tenant: str) -> None:
         """One more request of this tenant is in the engine."""
         if tenant not in self._num_present:
-            floor = min((self._served[present] for present in self._num_present), default=0)
-            self._served[tenant] = max(self._served.get(tenant, 0), floor)
+            floor = min((self._served[present] for present in self._num_present), default=self._credit)
+            self._served[tenant] = max(self._served.get(tenant, 0), floor - self._credit)
         self._num_present[tenant] = self._num_present.get(tenant, 0) + 1
 
     def leave(self, tenant: str) -> None:

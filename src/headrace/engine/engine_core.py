@@ -19,8 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.config import CompileStatus
+from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
-from headrace.engine.wire import Abort, Add, FromEngine, Heartbeat, Outputs, Shutdown
+from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Shutdown
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
 HEARTBEAT_S = 0.25
@@ -39,6 +41,7 @@ class SchedulerLike(Protocol):
     def take_outputs(self) -> list[TokenOutput]: ...
     def retry_after(self) -> int: ...
     def stats(self) -> SchedulerStats: ...
+    def explain(self, query: Query, now: float) -> Explanation: ...
     def has_work(self) -> bool: ...
 
 
@@ -55,18 +58,24 @@ class EngineBroken(Exception):
     """Steps fail one after the other: only a new process can help."""
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something outside of the loop has changed that a heartbeat tells of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepDone:
     outcome: StepResult | BaseException  # an exception: the step raised it
 
 
-Inbound = Add | Abort | Shutdown | _StepDone
+Inbound = Add | Abort | Shutdown | Explain | News | _StepDone
 
 
 class EngineCore:
     """One scheduler and one runner, turned until `Shutdown` is posted.
 
-    `emit` receives what goes to the client; it must not block. `inbox` may be filled before the core exists. `clock` gives monotonic seconds.
+    `emit` receives what goes to the client; it must not block. `inbox` may be filled before the core exists. `compile_status` is asked for each
+    heartbeat. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -77,12 +86,14 @@ class EngineCore:
         *,
         inbox: queue.SimpleQueue[Inbound] | None = None,
         async_scheduling: bool = True,
+        compile_status: Callable[[], CompileStatus] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._emit = emit
         self._async_scheduling = async_scheduling
+        self._compile_status = compile_status
         self._clock = clock
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
@@ -98,7 +109,7 @@ class EngineCore:
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
 
-    def post(self, message: Add | Abort | Shutdown) -> None:
+    def post(self, message: Add | Abort | Shutdown | Explain | News) -> None:
         """Leaves a message for the loop; from any thread."""
         self._inbox.put(message)
 
@@ -156,8 +167,13 @@ class EngineCore:
             case _StepDone():
                 self._finish_step(message)
                 return
+            case News():
+                return
             case Shutdown():
                 self._stopping = True
+                return
+            case Explain(query):
+                self._emit(Explained(self._scheduler.explain(query, self._clock())))
                 return
         if output is not None:
             self._outputs.append(output)
@@ -228,7 +244,8 @@ class EngineCore:
         due = self._stale if self._idle() else now >= self._last_heartbeat + HEARTBEAT_S
         if not due:
             return
-        stats = self._scheduler.stats()
-        self._emit(Heartbeat(stats, self._step_started, self._steps_total, self._step_seconds_total, now, self._idle_seconds_total))
+        status = None if self._compile_status is None else self._compile_status()
+        stats, idle = self._scheduler.stats(), self._idle_seconds_total
+        self._emit(Heartbeat(stats, self._step_started, self._steps_total, self._step_seconds_total, now, idle, status))
         self._last_heartbeat = now
         self._stale = False

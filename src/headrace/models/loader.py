@@ -15,16 +15,19 @@ from headrace.models.gguf import GGUFFile
 from headrace.models.gguf_config import gguf_model_config
 from headrace.models.model_config import ModelConfig, model_config
 from headrace.models.packed import PackedDecoder, fill_packed, load_packed
-from headrace.models.packed_sources import FloatSource
+from headrace.models.packed_sources import Bits, FloatSource, PackedSource, QuantizedSource
 from headrace.models.registry import Architecture, find_architecture
-from headrace.models.weights import GGUFSource, SafetensorsSource, load_weights, match_names
+from headrace.models.weights import GGUFSource, SafetensorsSource, WeightSource, load_weights, match_names
 
 
-def load_model(path: str, *, dtype: torch.dtype, device: torch.device, packed: bool = False, kernels: bool = False) -> Decoder:
+def load_model(
+    path: str, *, dtype: torch.dtype, device: torch.device, packed: bool = False, kernels: bool = False, bits: Bits | None = None
+) -> Decoder:
     """A model with its weights in `dtype` (norms stay float32) on `device`, ready for inference.
 
     `packed`: the matrices stay in the blocks of a GGUF file, for the CPU kernels, which must be loaded; float32 and CPU only.
     `kernels`: the matrices are in `dtype`, packed for the CPU kernels, which compute in float32 and must be loaded; CPU only.
+    `bits`: with `kernels`, the matrices are rounded to blocks of so many bits while they are loaded.
     Raises ModelLoadError, which names the file, tensor or field at fault.
     """
     gguf = find_gguf(Path(path))
@@ -34,8 +37,8 @@ def load_model(path: str, *, dtype: torch.dtype, device: torch.device, packed: b
         assert (dtype, device.type) == (torch.float32, "cpu")
         return load_packed(GGUFFile(gguf))
     if gguf is not None:
-        return _load_gguf(gguf, dtype=dtype, device=device, kernels=kernels)
-    return _load_directory(Path(path), dtype=dtype, device=device, kernels=kernels)
+        return _load_gguf(gguf, dtype=dtype, device=device, kernels=kernels, bits=bits)
+    return _load_directory(Path(path), dtype=dtype, device=device, kernels=kernels, bits=bits)
 
 
 def load_config(path: str) -> ModelConfig:
@@ -69,17 +72,25 @@ def find_gguf(path: Path) -> Path | None:
     raise ModelLoadError(f"{path}: has neither a config.json nor a GGUF file.")
 
 
-def _load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, kernels: bool) -> Decoder:
+def _load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, kernels: bool, bits: Bits | None) -> Decoder:
     file = GGUFFile(path)
     arch, config = gguf_model_config(file)
     source = GGUFSource(file, arch, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
     if kernels:
         packed = PackedDecoder(config, dtype)
-        fill_packed(packed, FloatSource(source, dtype), match_names(packed, source, table=arch.gguf_names))
+        names = match_names(packed, source, table=arch.gguf_names)
+        fill_packed(packed, _packed_source(source, dtype, bits, names), names)
         return packed
     model = Decoder(config, dtype=dtype, device=device)
     load_weights(model, source, table=arch.gguf_names)
     return model
+
+
+def _packed_source(source: WeightSource, dtype: torch.dtype, bits: Bits | None, names: dict[str, list[str]]) -> PackedSource:
+    if bits is None:
+        return FloatSource(source, dtype)
+    eights = [name for parameter in ("embed_tokens.weight", "lm_head.weight") for name in names.get(parameter, ())]
+    return QuantizedSource(source, bits, eights)
 
 
 def _directory_config(directory: Path) -> tuple[Architecture, ModelConfig]:
@@ -103,7 +114,7 @@ def _text_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
     return {name: fields[name] for name in outer if fields.get(name) is not None} | nested
 
 
-def _load_directory(directory: Path, *, dtype: torch.dtype, device: torch.device, kernels: bool) -> Decoder:
+def _load_directory(directory: Path, *, dtype: torch.dtype, device: torch.device, kernels: bool, bits: Bits | None) -> Decoder:
     arch, config = _directory_config(directory)
     source = SafetensorsSource(directory)  # before the model: a missing file is told at once
 
@@ -118,7 +129,7 @@ def _load_directory(directory: Path, *, dtype: torch.dtype, device: torch.device
     if kernels:
         packed = PackedDecoder(config, dtype)
         names = match_names(packed, source, table=arch.hf_names, rename=rename, left_out=left_out)
-        fill_packed(packed, FloatSource(source, dtype), names, norm_offset=arch.norm_offset)
+        fill_packed(packed, _packed_source(source, dtype, bits, names), names, norm_offset=arch.norm_offset)
         return packed
     model = Decoder(config, dtype=dtype, device=device)
     load_weights(model, source, table=arch.hf_names, norm_offset=arch.norm_offset, rename=rename, left_out=left_out)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.errors import ModelLoadError
 from headrace.kernels import cpu
+from headrace.models.quantize import BLOCK, Q4_1, Q8_0, quantize
 from headrace.models.weights import GGUFSource, WeightSource
 
+Bits = Literal[8, 4]
 FLOAT16 = 1  # GGUF's number
 TYPE_NUMBERS = {torch.float32: 0, torch.float16: FLOAT16, torch.bfloat16: 30}
 
@@ -69,6 +72,33 @@ class FloatSource:
 
     def rows(self, name: str) -> Tensor:
         return _as_bytes(self._source.load(name), self._dtype, name, self.where, "use --dtype float32")
+
+    def vector(self, name: str) -> Tensor:
+        return self._source.load(name).float()
+
+
+class QuantizedSource:
+    """Any checkpoint with its matrices in 8 or 4 bits, made while it is loaded. Embeddings and the head, named in `eights`, take 8 at least."""
+
+    def __init__(self, source: WeightSource, bits: Bits, eights: Iterable[str]) -> None:
+        self._source, self._bits, self._eights, self.where = source, bits, frozenset(eights), source.where
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def type_number(self, name: str) -> int:
+        if self.shape(name)[-1] % BLOCK:
+            return FLOAT16  # rows that blocks don't fit
+        return Q8_0 if self._bits == 8 or name in self._eights else Q4_1
+
+    def rows(self, name: str) -> Tensor:
+        type_number, values = self.type_number(name), self._source.load(name)
+        if type_number == FLOAT16:
+            return _as_bytes(values, torch.float16, name, self.where, "use --quantization none")
+        try:
+            return quantize(values, type_number)
+        except ValueError as error:
+            raise ModelLoadError(f"{self.where}: tensor {name!r} has {error}; use --quantization none.") from error
 
     def vector(self, name: str) -> Tensor:
         return self._source.load(name).float()

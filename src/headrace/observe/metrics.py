@@ -16,6 +16,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from headrace.observe.compile_metrics import CompileMetrics, Status
+
 FINISH_REASONS = ("stop", "length", "abort", "error")
 OUTCOMES = ("2xx", "3xx", "4xx", "5xx", "client_gone")
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -107,7 +109,8 @@ class Metrics:
         for outcome in ("completed", "failed"):
             self._batch_lines.labels(outcome)
         self._faults = Gauge("metrics_faults", "Metrics that could not be recorded.", registry=ours)
-        for collector in (both, ours, self._totals):
+        self._compile = CompileMetrics()
+        for collector in (both, ours, self._totals, self._compile):
             self.registry.register(collector)
 
     def _gauge(self, registry: _Prefixed, name: str, text: str) -> Gauge:
@@ -183,8 +186,9 @@ class Metrics:
         self._cached_blocks.set(stats.num_cached_blocks)
         self._totals.update(stats)
 
-    def render(self, stats: Stats | None, *, state: str, restarts: int = 0) -> tuple[bytes, str]:
+    def render(self, stats: Stats | None, *, state: str, restarts: int = 0, compile: Status | None = None) -> tuple[bytes, str]:
         """The text for /metrics and its content type."""
+        self._compile.status = compile
         self._snapshot(stats, state, restarts)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 

@@ -15,11 +15,12 @@ import math
 import os
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
 
-from headrace.config import EngineConfig, EngineInfo
+from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ConfigError, StartError
 from headrace.runner.interface import LOST_SLOT, NON_FINITE
@@ -147,6 +148,12 @@ class FakeRunner:
             weight_bytes=0,
             load_seconds=load_seconds,
         )
+
+    def start_preparation(self, on_change: Callable[[], None]) -> None:
+        pass
+
+    def compile_status(self) -> CompileStatus:
+        return CompileStatus(mode="off", state="ready")
 
     def close(self) -> None:
         self._slots = []

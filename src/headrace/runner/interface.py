@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.config import EngineInfo
+from headrace.config import CompileStatus, EngineInfo
 from headrace.core.messages import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ NON_FINITE = "non-finite logits"
 class Runner(Protocol):
     """Runs plans on a device, one at a time, in the order they were made.
 
-    Everything but `execute` is known once the runner is made and never changes.
+    The attributes and `info` are known once the runner is made and never change.
     """
 
     num_blocks: int  # device KV blocks
@@ -38,6 +39,17 @@ class Runner(Protocol):
         A row that alone went wrong has `SampledRow.error`; so has a row whose slot its request does not hold any more, because the
         step that was to start it raised. An exception means that the whole step failed: the slots of its rows are empty then.
         """
+        ...
+
+    def start_preparation(self, on_change: Callable[[], None]) -> None:
+        """Begins to prepare faster paths beside the steps that run, and returns at once; called once, when the engine serves.
+
+        `on_change` is told, from any thread, when `compile_status` has moved.
+        """
+        ...
+
+    def compile_status(self) -> CompileStatus:
+        """A snapshot, from any thread."""
         ...
 
     def close(self) -> None:

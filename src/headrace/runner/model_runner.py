@@ -1,30 +1,34 @@
-"""Runs plans with a real model, eagerly, on CPU or one CUDA device."""
+"""Runs plans with a real model on CPU or one CUDA device."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.config import EngineConfig, EngineInfo
+from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
+from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
+from headrace.runner.compiled import CompiledSteps
 from headrace.runner.deterministic import make_deterministic
 from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
 from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
 from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import LOST_SLOT, NON_FINITE, GrammarSource
-from headrace.runner.kv_storage import KVShape, KVStorage, size_storage
+from headrace.runner.kv_storage import KVCaches, KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
 from headrace.runner.pooling import PromptPooler
+from headrace.runner.preparation import Preparation
 from headrace.runner.sampler import Sampled, Sampler
 from headrace.runner.sampling_table import SamplingTable
 from headrace.runner.token_history import TokenHistory
@@ -45,6 +49,9 @@ class _Outcome:
     error: str | None = None
 
 
+_NOTHING = _Outcome()
+
+
 class ModelRunner:
     """See `headrace.runner.interface.Runner`. Loading raises `ConfigError` and `ModelLoadError`.
 
@@ -58,8 +65,11 @@ class ModelRunner:
         self._threads = config.threads or physical_cores()
         torch.set_num_threads(1)  # loading is many small copies: handing each to a pool costs more than it saves, most of all beside other work
         self._dtype = resolve_dtype(config.dtype, self._device, load_config(config.model).torch_dtype)
+        artifacts = None if config.artifacts is None else lend_kernels(config.artifacts)
         self._path = choose_path(config, self._device, self._dtype)
-        self._model = load_model(config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels)
+        self._model = load_model(
+            config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels, bits=self._path.bits
+        )
         torch.set_num_threads(self._threads)
         if config.deterministic:
             make_deterministic(self._model)
@@ -68,6 +78,7 @@ class ModelRunner:
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._steps = CompiledSteps("off", self._general)
 
         shape = KVShape(
             num_layers=model_config.num_layers,
@@ -83,6 +94,10 @@ class ModelRunner:
         self.num_blocks, self.num_host_blocks = sizes.num_blocks, sizes.num_host_blocks
         self._use(KVStorage(shape, num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, device=self._device), sizes.max_model_len)
         self._dry_run(min(_WARM_UP_TOKENS, self.max_model_len, self.num_blocks * self.block_size, config.max_num_batched_tokens))
+        self._preparation = Preparation(
+            config, self._model, max_model_len=self.max_model_len, caches=self._storage.caches, artifacts=artifacts, general=self._general
+        )
+        self._steps = self._preparation.steps
 
     def _use(self, storage: KVStorage, max_model_len: int) -> None:
         config = self._config
@@ -105,6 +120,14 @@ class ModelRunner:
         )
         self._sampler = Sampler(table=self._table, history=self._history, masks=self._masks, vocab_size=self.vocab_size, device=self._device)
 
+    @property
+    def model(self) -> Decoder:
+        return self._model
+
+    @property
+    def caches(self) -> KVCaches:
+        return self._storage.caches
+
     def info(self, load_seconds: float) -> EngineInfo:
         return EngineInfo(
             model=self._config.model,
@@ -122,7 +145,14 @@ class ModelRunner:
             load_seconds=load_seconds,
         )
 
+    def start_preparation(self, on_change: Callable[[], None]) -> None:
+        self._preparation.start(on_change)
+
+    def compile_status(self) -> CompileStatus:
+        return self._steps.status()
+
     def close(self) -> None:
+        self._preparation.close()
         self._masks.close()
         del self._model, self._storage
         if self._device.type == "cuda":
@@ -196,14 +226,13 @@ class ModelRunner:
         hidden_TE = self._forward(batch)
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
         last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
-        parts = [hidden_TE[first[index] : last[index] + 1] for index in range(len(rows))]
-        scores = [self._score_prompt(row, part) for row, part in zip(rows, parts, strict=True)]
-        pooled = self._pooler.pool(rows, parts)
+        scores = [self._score_prompt(row, hidden_TE, first[index]) for index, row in enumerate(rows)]
+        pooled = self._pooler.pool(rows, hidden_TE, [first[index] for index in range(len(rows))])
         sampling = [index for index, row in enumerate(rows) if row.sample]
         tokens = dict(zip(sampling, self._sample([rows[i] for i in sampling], hidden_TE, [last[i] for i in sampling]), strict=True))
         results = []
         for index, row in enumerate(rows):
-            token = tokens.get(index, _Outcome())
+            token = tokens.get(index, _NOTHING)
             error = scores[index].error or token.error or _fault(pooled[index])
             if error is not None:
                 results.append(SampledRow(request_id=row.request_id, error=error))
@@ -221,6 +250,10 @@ class ModelRunner:
         return results
 
     def _forward(self, batch: Batch) -> Tensor:
+        return self._steps.forward(batch)
+
+    def _general(self, batch: Batch) -> Tensor:
+        """The ready path: any step, eagerly."""
         return self._model(batch.input_ids_T, batch.meta.positions_T, self._storage.caches, batch.meta)
 
     def _sample(self, rows: Sequence[Row], hidden_TE: Tensor, last: Sequence[int]) -> list[_Outcome]:
@@ -240,18 +273,19 @@ class ModelRunner:
         for place, row in enumerate(rows):
             if outcomes[place].error == NON_FINITE:  # once more without its batch mates before the request fails
                 alone = replace(row, num_tokens=row.num_tokens - row.num_speculated, num_speculated=0)
-                hidden_TE = self._forward(self._inputs.build([alone]))
+                hidden_TE = self._general(self._inputs.build([alone]))
                 outcomes[place] = _outcomes([alone], self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
             outcome = outcomes[place]
             if outcome.error is None and self._masks.holds(row.slot):
                 outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[-1])
         return outcomes
 
-    def _score_prompt(self, row: Row, hidden_TE: Tensor) -> _Outcome:
-        """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions."""
+    def _score_prompt(self, row: Row, hidden_TE: Tensor, begin: int) -> _Outcome:
+        """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions, which begin at `begin`."""
         most = self._prompt_counts[row.slot]
         if most is None:
-            return _Outcome()
+            return _NOTHING
+        hidden_TE = hidden_TE[begin : begin + row.num_tokens]
         end = min(row.start + row.num_tokens, int(self._history.num_prompt_S[row.slot]) - 1)  # last position scored
         target_T = torch.from_numpy(self._history.tokens_SL[row.slot, row.start + 1 : max(row.start, end) + 1].astype(np.int64)).to(self._device)
         logprobs: list[TokenLogprobs] = []

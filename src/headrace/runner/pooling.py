@@ -28,12 +28,13 @@ class PromptPooler:
         """Forgets whoever was in the slot."""
         self._prompts[start.slot] = None if start.pooling is None else _Prompt(kind=start.pooling, num_tokens=start.num_prompt_tokens)
 
-    def pool(self, rows: Sequence[Row], hidden_RTE: Sequence[Tensor]) -> list[bytes | None]:
+    def pool(self, rows: Sequence[Row], hidden_TE: Tensor, firsts: Sequence[int]) -> list[bytes | None]:
         """The vector of each row that computes the last position of such a prompt, as little-endian float32; None for all others.
 
-        `hidden_RTE`: the hidden states of each row's positions, [T, E]. A vector may hold NaN or infinity where the model gave them.
+        `hidden_TE`: the hidden states of the step; those of a row begin at its place in `firsts`. A vector may hold NaN or infinity where the
+        model gave them.
         """
-        vectors = {index: vector for index, row in enumerate(rows) if (vector := self._take(row, hidden_RTE[index])) is not None}
+        vectors = {index: vector for index, row in enumerate(rows) if (vector := self._take(row, hidden_TE, firsts[index])) is not None}
         pooled: list[bytes | None] = [None] * len(rows)
         if vectors:
             values_NE = torch.stack(list(vectors.values())).cpu().numpy().astype("<f4")
@@ -41,10 +42,11 @@ class PromptPooler:
                 pooled[index] = values_E.tobytes()
         return pooled
 
-    def _take(self, row: Row, hidden_TE: Tensor) -> Tensor | None:
+    def _take(self, row: Row, hidden_TE: Tensor, first: int) -> Tensor | None:
         prompt = self._prompts[row.slot]
         if prompt is None:
             return None
+        hidden_TE = hidden_TE[first : first + row.num_tokens]
         end = row.start + row.num_tokens
         if prompt.kind == "mean":
             sum_E = hidden_TE.sum(dim=0, dtype=torch.float64)

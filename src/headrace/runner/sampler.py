@@ -51,10 +51,12 @@ class Sampler:
         in it.
         """
         slot_R = np.asarray(slots, dtype=np.int64)
+        need_R = self._table.need[slot_R]
+        if not need_R.any():
+            return _largest(logits_RV)
         length_R = self._history.length_S[slot_R]
         if num_guesses is not None:
             length_R += num_guesses
-        need_R = self._table.need[slot_R]
         held = slot_R[need_R & Need.GRAMMAR != 0].tolist()
         faults = self._masks.wait(held) if held else {}
         token_R = _argmax(logits_RV)
@@ -127,6 +129,15 @@ class Sampler:
             part = slice(first, first + step)
             picked.append(_argmax(x_RV[part].add_(self._noise.gumbel(key_R[part], position_R[part]))))
         return torch.cat(picked)
+
+
+def _largest(logits_RV: Tensor) -> Sampled:
+    """What `Sampler.sample` gives where all rows are greedy and ask for nothing else, as most batches are, without the passes for the rest."""
+    token_R = _argmax(logits_RV)
+    finite = torch.isfinite(logits_RV.gather(1, token_R[:, None])).squeeze(1).tolist()
+    errors = [None if fine else NON_FINITE for fine in finite]
+    token_ids = [token if fine else 0 for token, fine in zip(token_R.tolist(), finite, strict=True)]
+    return Sampled(token_ids=token_ids, logprobs=[None] * len(finite), errors=errors)
 
 
 def _argmax(x_RV: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ Legend: T tokens of the bucket, R rows, B blocks of the static length, N blocks 
 from __future__ import annotations
 
 import copy
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +27,7 @@ class StepShape:
 
     static_length: int  # tokens of the longest context that goes this way
     block_size: int
+    kv_dtype: str = "float32"  # of keys and values: the end of a torch dtype's name
 
     @property
     def table_width(self) -> int:
@@ -81,10 +81,24 @@ class StepModule(nn.Module):
 
 
 def skeleton(module: StepModule) -> StepModule:
-    """A copy without weights: each weight is memory that nobody has touched, which costs nothing. Tables stay."""
-    weights = itertools.chain(module.model.parameters(), module.model.buffers())
-    memo = {id(tensor): torch.empty_like(tensor, requires_grad=False) for tensor in weights}
+    """A copy with shapes instead of weights and tables, small enough to be sent to another process."""
+    memo = {id(tensor): torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in _tensors(module)}
     return copy.deepcopy(module, memo)
+
+
+def materialize(bare: StepModule) -> StepModule:
+    """A skeleton with memory that nobody has touched, which costs nothing, in place of each weight: what exporting asks for."""
+    memory = {id(tensor): torch.empty_like(tensor, device="cpu") for tensor in _tensors(bare)}
+    for part in bare.modules():
+        for table in (part._buffers, part._parameters):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = memory[id(tensor)] if table is part._buffers else nn.Parameter(memory[id(tensor)], requires_grad=False)
+    return bare
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def example_inputs(module: StepModule, bucket: Bucket, shape: StepShape) -> tuple[Tensor | list[tuple[Tensor, Tensor]], ...]:
@@ -92,7 +106,8 @@ def example_inputs(module: StepModule, bucket: Bucket, shape: StepShape) -> tupl
     config = module.model.config
     tokens, rows = bucket.num_tokens, bucket.num_rows
     size = (_EXAMPLE_BLOCKS, shape.block_size, config.num_kv_heads, config.head_dim)
-    caches = [(torch.zeros(size, dtype=module.model.dtype), torch.zeros(size, dtype=module.model.dtype)) for _ in range(config.num_layers)]
+    dtype = getattr(torch, shape.kv_dtype)
+    caches = [(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) for _ in range(config.num_layers)]
     return (
         torch.zeros(tokens, dtype=torch.int64),
         torch.zeros(tokens, dtype=torch.int64),

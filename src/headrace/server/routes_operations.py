@@ -27,6 +27,22 @@ def model_object(service: Service, name: str) -> dict[str, Any]:
     }
 
 
+def paths_object(service: Service) -> dict[str, Any]:
+    """Which path serves, and how far faster ones are; nothing before a model is loaded."""
+    if service.loaded is None:
+        return {}
+    told: dict[str, Any] = {"path": service.loaded.info.path}
+    status = service.engine.compile
+    if status is not None:
+        told["compile"] = {
+            "mode": status.mode,
+            "state": status.state,
+            "reason": status.reason,
+            "paths": [{"name": path.name, "state": path.state, "reason": path.reason} for path in status.paths],
+        }
+    return told
+
+
 def routes(service: Service) -> list[Route]:
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [model_object(service, name) for name in service.model_names]})
@@ -41,10 +57,11 @@ def routes(service: Service) -> list[Route]:
 
     async def ready(request: Request) -> Response:
         state = service.state
-        return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
+        return JSONResponse({"status": state, **paths_object(service)}, status_code=200 if state == "ready" else 503)
 
     async def metrics(request: Request) -> Response:
-        body, content_type = service.metrics.render(service.engine.stats, state=service.state, restarts=service.engine.restarts_total)
+        engine = service.engine
+        body, content_type = service.metrics.render(engine.stats, state=service.state, restarts=engine.restarts_total, compile=engine.compile)
         return Response(body, headers={"content-type": content_type})
 
     async def version(request: Request) -> Response:

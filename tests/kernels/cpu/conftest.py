@@ -15,6 +15,8 @@ from headrace.models.gguf_blocks import FORMATS, dequantize
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
+# where the float16 scales and minima of a block lie
+SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,)}
 
 USABLE = [name for name, each in INSTRUCTION_SETS.items() if each.cpu_flags <= cpu_flags()]
 
@@ -53,8 +55,8 @@ def random_blocks(type_number: int, rows: int, columns: int, seed: int = 0) -> t
     block_format = FORMATS[type_number]
     count = rows * columns // block_format.block_size
     raw = rng.integers(0, 256, (count, block_format.block_bytes), dtype=np.uint8)
-    scales = {2: {0: 1e-3}, 3: {0: 1e-3, 2: 1e-2}, 8: {0: 1e-4}, 12: {0: 1e-4, 2: 1e-4}, 14: {208: 1e-4}}[type_number]
-    for offset, size in scales.items():
+    for offset in SCALES[type_number]:
+        size = 1e-4 if block_format.block_size == 256 else 1e-3 if offset == 0 else 1e-2
         raw[:, offset : offset + 2] = (rng.standard_normal((count, 1)) * size).astype("<f2").view(np.uint8)
     return torch.from_numpy(raw.reshape(-1))
 

@@ -7,17 +7,19 @@ import torch
 
 from headrace.kernels import cpu
 from headrace.kernels.cpu import PackedEmbedding, PackedLinear, pack
-from tests.kernels.cpu.conftest import FLOATS, dequantized, random_blocks
+from tests.kernels.cpu.conftest import FLOATS, SCALES, dequantized, random_blocks
 
 BLOCKS = {number: name for number, name in cpu.FORMATS.items() if number not in FLOATS}
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x in blocks of 32 of 8 bits, float64."""
+    """x in blocks of 32 of 16 bits, float64."""
     blocks = x.float().unflatten(-1, (-1, 32))
     magnitude = blocks.abs().amax(-1, keepdim=True)
-    inverse = torch.where(magnitude < 1e-30, 0.0, torch.full_like(magnitude, 127.0) / magnitude)
-    return ((blocks * inverse).round().double() * (magnitude / 127).double()).flatten(-2)
+    inverse = torch.where(magnitude < 1e-30, 0.0, torch.full_like(magnitude, 32512.0) / magnitude)
+    q = (blocks * inverse).round()
+    q += (q + 128) % 256 == 0  # a lower byte of -128 becomes -127
+    return (q.double() * (magnitude / 32512).double()).flatten(-2)
 
 
 def assert_close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, exact: bool = False) -> None:
@@ -36,7 +38,17 @@ def test_matches_the_dequantised_weight(isa, type_number, rows, columns):
     for m in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 40) if rows == 40 else (1, 40):
         assert_close(layer(x[:m]), x[:m], weight, exact=type_number in FLOATS)
     full = x.double() @ weight.double().T
-    assert (layer(x).double() - full).norm() / full.norm() < 0.01, "rounding activations to 8 bits costs under one percent"
+    assert (layer(x).double() - full).norm() / full.norm() < 1e-4, "rounding activations to 16 bits costs under a ten thousandth"
+
+
+def test_a_few_large_channels_cost_nothing(isa):
+    """As models have them: in 8 bits their neighbours would be lost."""
+    raw = random_blocks(3, 40, 1536)
+    x = torch.randn(9, 1536, generator=torch.Generator().manual_seed(1))
+    x[:, [5, 300, 301]] *= 40.0
+    full = x.double() @ dequantized(3, raw, 40, 1536).double().T
+    y = PackedLinear(pack(3, raw, 40, 1536))(x).double()
+    assert ((y - full).norm(dim=1) / full.norm(dim=1) < 3e-4).all()
 
 
 def test_the_tied_embedding_as_output_weight_and_as_table(kernels):
@@ -91,16 +103,17 @@ def test_the_largest_sums_do_not_overflow(isa, type_number):
     rows, columns = 16, 256
     raw = random_blocks(type_number, rows, columns).view(rows, -1)
     raw[raw != 0] = 0xFF
-    blocks = raw.view(-1, {2: 18, 3: 20, 8: 34, 12: 144, 14: 210}[type_number])
-    for offset in {2: (0,), 3: (0, 2), 8: (0,), 12: (0, 2), 14: (208,)}[type_number]:
+    blocks = raw.view(-1, cpu.packing.BLOCK_SIZES[type_number][1])
+    for offset in SCALES[type_number]:
         blocks[:, offset], blocks[:, offset + 1] = 0, 0x3C  # 1.0
     if type_number == 8:
         blocks[:, 2:] = 0x80  # -128, which no quantiser writes and a file may hold
     raw = raw.reshape(-1)
     for sign in (1.0, -1.0):
         x = torch.full((5, columns), 127.0 * sign)
+        x[1] *= torch.linspace(0.99, 1.0, columns)  # lower bytes of all sizes
         want = x.double() @ dequantized(type_number, raw, rows, columns).double().T
-        torch.testing.assert_close(PackedLinear(pack(type_number, raw, rows, columns))(x).double(), want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(PackedLinear(pack(type_number, raw, rows, columns))(x).double(), want, rtol=2e-5, atol=0)
 
 
 def test_what_is_not_finite_stays_in_its_row(isa):

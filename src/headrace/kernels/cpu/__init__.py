@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.kernels.attention import AttentionMetadata
-from headrace.kernels.cpu.library import CpuKernels, load, reason
+from headrace.kernels.cpu.library import CpuKernels, load, reason, use_libraries
 from headrace.kernels.cpu.packing import FORMATS, Arena, PackedWeight, pack, packed_bytes
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "reason",
     "rms_norm",
     "rope_write_kv",
+    "use_libraries",
 ]
 
 HEAD_STEP = 16  # sizes of a head that `paged_attention` takes are multiples of it

@@ -58,6 +58,20 @@ def load(isa: str | None = None) -> CpuKernels | None:
         return _state.kernels
 
 
+def use_libraries(kernels: CpuKernels) -> None:
+    """Load libraries that were built before, maybe on another machine: from now on `load()` gives these, and no compiler is needed.
+
+    Raises ConfigError for an instruction set that isn't known, and KernelBuildError where they can't be loaded here.
+    """
+    if kernels.isa not in INSTRUCTION_SETS:
+        raise ConfigError(f"There are no kernels for the instruction set {kernels.isa!r}; there are for {', '.join(INSTRUCTION_SETS)}.")
+    if not INSTRUCTION_SETS[kernels.isa].cpu_flags <= cpu_flags():
+        raise KernelBuildError(f"this processor has no {kernels.isa}")
+    with _lock:
+        _open(kernels)
+        _state.kernels, _state.reason, _state.wanted = kernels, None, os.environ.get(ISA_VARIABLE) or ""
+
+
 def reason() -> str | None:
     """Why the last `load` found none, or None where kernels are loaded or nothing was tried."""
     return _state.reason
@@ -75,17 +89,22 @@ def _load(wanted: str) -> CpuKernels:
         raise KernelBuildError(f"the compiler doesn't know {' '.join(INSTRUCTION_SETS[usable[-1]].compiler_flags)}; use a later one")
     with ThreadPoolExecutor(2) as pool:
         ops_library, kernel_library = pool.map(build, ("ops", isa))
+    kernels = CpuKernels(isa=isa, ops_library=ops_library, kernel_library=kernel_library)
+    _open(kernels)
+    return kernels
+
+
+def _open(kernels: CpuKernels) -> None:
     try:
         if not _state.ops_loaded:
-            torch.ops.load_library(str(ops_library))
+            torch.ops.load_library(str(kernels.ops_library))
             _register_shapes()
             _state.ops_loaded = True
-        library = ctypes.CDLL(str(kernel_library))
+        library = ctypes.CDLL(str(kernels.kernel_library))
     except OSError as error:
         raise KernelBuildError(f"{error}; delete the file and start again to build it anew") from error
     library.headrace_kernels.restype = ctypes.c_void_p
     torch.ops.headrace_cpu.use_kernels(library.headrace_kernels())
-    return CpuKernels(isa=isa, ops_library=ops_library, kernel_library=kernel_library)
 
 
 def _register_shapes() -> None:

@@ -10,7 +10,22 @@ import torch
 from torch import Tensor
 
 # what a GGUF file writes -> its name
-FORMATS: dict[int, str] = {0: "F32", 1: "F16", 30: "BF16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K"}
+FORMATS: dict[int, str] = {
+    0: "F32",
+    1: "F16",
+    30: "BF16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+}
+
+PACKED_AS = {11: 14}  # Q3_K has no kernel of its own; Q6_K holds its values exactly
 
 GROUP_ROWS = 16
 # values of a block, its bytes in the file, and the bytes of the same block of 16 packed rows
@@ -20,8 +35,12 @@ BLOCK_SIZES: dict[int, tuple[int, int, int]] = {
     30: (1, 2, 32),
     2: (32, 18, 288),
     3: (32, 20, 320),
+    6: (32, 22, 352),
+    7: (32, 24, 384),
     8: (32, 34, 544),
+    11: (256, 110, 3360),
     12: (256, 144, 2368),
+    13: (256, 176, 2880),
     14: (256, 210, 3360),
 }
 
@@ -31,7 +50,7 @@ _MADV_HUGEPAGE = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
-    """A weight [rows, columns]; `data` is uint8 on the CPU, about as large as in the file."""
+    """A weight [rows, columns]; `data` is uint8 on the CPU, about as large as in the file (of Q3_K: twice)."""
 
     data: Tensor
     type_number: int
@@ -87,4 +106,4 @@ def pack(type_number: int, raw: Tensor, rows: int, columns: int, *, arena: Arena
     num_bytes = packed_bytes(type_number, rows, columns)
     data = torch.empty(num_bytes, dtype=torch.uint8) if arena is None else arena.take(num_bytes)
     torch.ops.headrace_cpu.pack_(data, raw.contiguous(), type_number, rows, columns)
-    return PackedWeight(data=data, type_number=type_number, rows=rows, columns=columns)
+    return PackedWeight(data=data, type_number=PACKED_AS.get(type_number, type_number), rows=rows, columns=columns)

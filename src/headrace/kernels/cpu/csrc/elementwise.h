@@ -118,25 +118,32 @@ void unpack_row(const uint8_t* weight, int64_t format, int64_t row, int64_t k, f
     return;
   }
   for (int64_t b = 0; b < k / 32; ++b, out += 32) {
-    if (format == headrace::kQ4_0 || format == headrace::kQ4_1) {
-      const int64_t bytes = format == headrace::kQ4_0 ? 288 : 320;
-      const uint8_t* base = weight + (group * (k / 32) + b) * bytes;
-      const float scale = half_at(base + 256, r), minimum = format == headrace::kQ4_1 ? half_at(base + 288, r) : 0.0f;
-      const int offset = format == headrace::kQ4_0 ? 8 : 0;
+    const bool five = format == headrace::kQ5_0 || format == headrace::kQ5_1 || format == headrace::kQ5_K;
+    const int64_t bits = five ? 320 : 256;  // bytes of a block's values
+    const auto value = [&](const uint8_t* base, int i) {
+      return nibble(base, r, i) | (five ? (base[256 + 4 * r + i % 4] >> (i / 4) & 1) << 4 : 0);
+    };
+    if (format == headrace::kQ4_0 || format == headrace::kQ5_0) {
+      const uint8_t* base = weight + (group * (k / 32) + b) * (bits + 32);
+      const float scale = half_at(base + bits, r);
+      for (int i = 0; i < 32; ++i) out[i] = (float)(value(base, i) - (five ? 16 : 8)) * scale;
+    } else if (format == headrace::kQ4_1 || format == headrace::kQ5_1) {
+      const uint8_t* base = weight + (group * (k / 32) + b) * (bits + 64);
+      const float scale = half_at(base + bits, r), minimum = half_at(base + bits + 32, r);
       for (int i = 0; i < 32; ++i) {
-        const float product = (float)(nibble(base, r, i) - offset) * scale;
+        const float product = (float)value(base, i) * scale;
         out[i] = product + minimum;
       }
     } else if (format == headrace::kQ8_0) {
       const uint8_t* base = weight + (group * (k / 32) + b) * 544;
       const float scale = half_at(base + 512, r);
       for (int i = 0; i < 32; ++i) out[i] = (float)(int8_t)base[64 * (i / 4) + 4 * r + i % 4] * scale;
-    } else if (format == headrace::kQ4_K) {
-      const uint8_t* base = weight + (group * (k / 256) + b / 8) * 2368;
-      const uint8_t* sub = base + 64 + b % 8 * 288;
-      const float scale = half_at(base, r) * (float)sub[256 + r], minimum = half_at(base + 32, r) * (float)sub[272 + r];
+    } else if (format == headrace::kQ4_K || format == headrace::kQ5_K) {
+      const uint8_t* base = weight + (group * (k / 256) + b / 8) * (64 + 8 * (bits + 32));
+      const uint8_t* sub = base + 64 + b % 8 * (bits + 32);
+      const float scale = half_at(base, r) * (float)sub[bits + r], minimum = half_at(base + 32, r) * (float)sub[bits + 16 + r];
       for (int i = 0; i < 32; ++i) {
-        const float product = (float)nibble(sub, r, i) * scale;
+        const float product = (float)value(sub, i) * scale;
         out[i] = product - minimum;
       }
     } else {

@@ -11,19 +11,19 @@ namespace headrace {
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// The numbers that GGUF files write.
-enum Format : int64_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
+// The numbers that GGUF files write. Packed weights come in all of them but Q3_K, which is packed as Q6_K.
+enum Format : int64_t { kF32 = 0, kF16 = 1, kBF16 = 30, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ3_K = 11, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14 };
 
 constexpr int64_t kGroupRows = 16;    // output rows that lie interleaved in a packed weight
 constexpr int64_t kBlock = 32;        // values of an activation that share a scale
 constexpr int64_t kRowsAtOnce = 120;  // most activation rows of one call of `linear`: a whole number of all tiles, and they fit the caches
 
-// Of 32 quantised values q of one activation row: x ~ q * scale.
+// Of 32 quantised values q of one activation row: x ~ q * scale. The upper bytes of the 32 lie before the lower ones, q = 256 * upper + lower.
 struct BlockInfo {
   float scale;
   float scaled_sum;      // scale * sum(q)
   int32_t sum;           // sum(q)
-  int16_t half_sums[2];  // sum(q[0:16]), sum(q[16:32])
+  int32_t half_sums[2];  // sum(q[0:16]), sum(q[16:32])
 };
 
 struct Linear {
@@ -32,7 +32,7 @@ struct Linear {
   int64_t rows;           // N
   int64_t columns;        // K, a multiple of the format's block
   const float* floats;    // [M, K], arranged, for weights in floating point
-  const int8_t* x;        // [M, K] quantised, for the others
+  const int8_t* x;        // [M, K / 32, 2, 32] quantised, for the others
   const BlockInfo* info;  // [M, K / 32]
   const float* bias;      // [N] or null
   float* out;             // [M, out_stride]
@@ -56,7 +56,7 @@ struct Attention {
 
 struct KernelTable {
   const char* name;
-  // floats [M, K] -> int8 [M, K], info [M, K / 32]
+  // floats [M, K] -> int8 [M, K / 32, 2, 32], info [M, K / 32]
   void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info);
   // For weights in floating point: the next tile of `rows` activation rows [rows, K], of which there are ceil(rows / float_columns), into the
   // order that `linear` reads. Called with the rows that one call of `linear` takes; a single row stays as it is.

@@ -30,6 +30,7 @@ const float* arranged(const float* x, int64_t m, int64_t k, int64_t chunk, Scrat
 Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns) {
   const FormatSize size = format_size(format);
   check_dense(packed, "packed");
+  STD_TORCH_CHECK(format != kQ3_K, "headrace_cpu: weights of Q3_K are packed as Q6_K");
   STD_TORCH_CHECK(columns % size.values == 0, "headrace_cpu: ", columns, " columns are no whole number of blocks of ", size.values);
   STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == (rows + 15) / 16 * (columns / size.values) * size.group_bytes,
                   "headrace_cpu: packed does not hold a weight [", rows, ", ", columns, "] in format ", format);
@@ -42,11 +43,11 @@ void multiply(const Weight& weight, const float* x, int64_t m, const float* bias
   static thread_local Scratch q_scratch, info_scratch, arranged_scratch;
   const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
   const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
-  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
+  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(2 * m * k);
   BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
   if (!floats) {
     parallel_items(m, 16384 / k + 1,
-                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
+                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + 2 * first * k, info + first * blocks); });
   }
   const int64_t chunk = rows_a_chunk(m, floats ? kernels().float_columns : 8), chunks = (m + chunk - 1) / chunk;
   const float* rows = floats ? arranged(x, m, k, chunk, arranged_scratch) : nullptr;

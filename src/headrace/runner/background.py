@@ -1,0 +1,102 @@
+"""The compiling process seen from its parent: started when the first package is wanted, ended with its parent.
+
+See `compile_worker.py` for the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.kernels import cpu
+from headrace.runner.buckets import Bucket
+from headrace.runner.compile_worker import Job, send_job
+from headrace.runner.step_module import StepModule, StepShape, skeleton
+
+LOW_PRIORITY = 19
+_TICK_S = 1.0
+
+
+class CompileFailed(Exception):
+    """There is no package, and the message says why."""
+
+
+class Stopped(Exception):
+    """Nobody wants the package any more."""
+
+
+class BackgroundCompiler:
+    """One process for all buckets of a service. Whoever made it must call `close()`."""
+
+    def __init__(self, module: StepModule, shape: StepShape, buckets: tuple[Bucket, ...], kernels: cpu.CpuKernels, *, nice: int) -> None:
+        self._job_parts = (module, shape, buckets, kernels, nice)
+        self._buckets = buckets
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    def compile(self, bucket: Bucket, tick: Callable[[], None]) -> bytes:
+        """The package of one bucket. Blocks for as long as compilers take and calls `tick` about once a second, which may raise to give up.
+
+        Raises `CompileFailed`.
+        """
+        try:
+            process = self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{self._buckets.index(bucket)}\n".encode())
+            process.stdin.flush()
+            while not select.select([process.stdout], [], [], _TICK_S)[0]:
+                tick()
+            line = process.stdout.readline()
+        except OSError as error:
+            raise CompileFailed(f"the compiling process can't be run: {error}") from error
+        if not line:
+            raise CompileFailed(f"the compiling process ended with exit code {process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise CompileFailed(answer["error"])
+        return Path(answer["file"]).read_bytes()
+
+    def close(self) -> None:
+        """Ends the process and its compilers, and removes their files."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            module, shape, buckets, kernels, nice = self._job_parts
+            self._folder = Path(tempfile.mkdtemp(prefix="headrace-compile-"))
+            environment = dict(os.environ)
+            environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "headrace.runner.compile_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if os.environ.get("HEADRACE_DEBUG") == "1" else subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+            job = Job(module=skeleton(module), shape=shape, buckets=buckets, kernels=kernels, folder=str(self._folder), nice=nice)
+            assert self._process.stdin is not None
+            send_job(self._process.stdin, job)
+        return self._process

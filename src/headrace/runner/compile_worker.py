@@ -1,0 +1,136 @@
+"""The one place where anything is compiled: a process of its own, `python -m headrace.runner.compile_worker`, at low priority.
+
+It gets a `Job` (pickled, from its own parent, over the pipe that is its stdin), then the number of a bucket on each line, and answers each with
+one line of JSON: the package's file, or the error. It holds shapes instead of weights. When its stdin ends it ends, compilers and all.
+
+The step is exported to one graph, and AOTInductor makes a library of it that calls the kernels one after the other without Python between
+them. Weights stay out of the package; who loads it lends them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.export import Dim
+
+from headrace.kernels import cpu
+from headrace.runner.buckets import Bucket
+from headrace.runner.step_module import StepModule, StepShape, example_inputs, materialize
+
+# What changes the code that comes out. Vector instructions are taken from the processor's flags instead of by compiling probes.
+FLAGS: dict[str, Any] = {
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.precompile_headers": False,
+    "cpp.vec_isa_ok": True,
+    "freezing": False,
+    "max_autotune": False,
+}
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    module: StepModule  # a skeleton
+    shape: StepShape
+    buckets: tuple[Bucket, ...]
+    kernels: cpu.CpuKernels
+    folder: str  # where packages are written
+    nice: int  # how far the process gives way to others, 0 to 19
+
+
+def compile_package(module: StepModule, shape: StepShape, bucket: Bucket, target: Path) -> Path:
+    """Writes the AOTInductor package of one bucket. Raises whatever export and the compilers raise."""
+    from torch._inductor import aoti_compile_and_package
+
+    inputs = example_inputs(module, bucket, shape)
+    blocks = Dim("blocks", min=2)
+    *step, caches = inputs
+    open_sizes = (*(None for _ in step), [({0: blocks}, {0: blocks}) for _ in caches])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations
+        program = torch.export.export(module, inputs, dynamic_shapes=open_sizes, strict=False)
+        return Path(aoti_compile_and_package(program, package_path=str(target), inductor_configs=_known_flags()))
+
+
+def _known_flags() -> dict[str, Any]:
+    """Those of FLAGS that this version of torch has."""
+    from torch._inductor import config
+
+    known = config.to_dict()
+
+    return {name: value for name, value in FLAGS.items() if name in known}
+
+
+def send_job(stream: BinaryIO, job: Job) -> None:
+    data = pickle.dumps(job)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _receive_job(stream: BinaryIO) -> Job:
+    (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+    return pickle.loads(stream.read(length))
+
+
+def _run(job: Job, numbers: Iterable[int], answers: BinaryIO) -> None:
+    module = materialize(job.module)
+    for number in numbers:
+        bucket = job.buckets[number]
+        begin = time.monotonic()
+        answer: dict[str, Any] = {"bucket": number}
+        try:
+            answer["file"] = str(compile_package(module, job.shape, bucket, Path(job.folder) / f"{bucket.name}.pt2"))
+        except Exception as error:  # of the compiler, the exporter, the disk: the service lives without
+            answer["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:500]
+        answer["seconds"] = time.monotonic() - begin
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+def main() -> None:
+    orders = sys.stdin.buffer
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    job = _receive_job(orders)
+    os.nice(job.nice)
+    torch.set_num_threads(1)
+    cpu.use_libraries(job.kernels)
+    waiting: list[int] = []
+    arrived = threading.Condition()
+    threading.Thread(target=_read, args=(orders, waiting, arrived), daemon=True).start()
+
+    def numbers() -> Iterable[int]:
+        while True:
+            with arrived:
+                arrived.wait_for(lambda: waiting)
+                number = waiting.pop(0)
+            yield number
+
+    _run(job, numbers(), answers)
+
+
+def _read(orders: BinaryIO, waiting: list[int], arrived: threading.Condition) -> None:
+    """Takes orders while a compiler runs, and ends everything when the parent is gone."""
+    for line in orders:
+        with arrived:
+            waiting.append(int(line))
+            arrived.notify()
+    os.killpg(os.getpgid(0), signal.SIGKILL)  # this process and its compilers: they have a group of their own
+
+
+if __name__ == "__main__":
+    main()
