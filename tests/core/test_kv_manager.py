@@ -73,7 +73,7 @@ class KVMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=7), salt=st.sampled_from([None, None, "a"]), leased=st.booleans())
     def take(self, tokens: list[int], salt: str | None, leased: bool) -> None:
         self.begin()
-        tables = [manager.new_table(salt=salt, leased=leased) for manager in self.managers]
+        tables = [manager.new_table(salt=salt, session_id="s" if leased else None) for manager in self.managers]
         findable = {self.device[block] for block in range(12) if self.managers[0].pool.node(block) is not None}
         longest = 0
         while (longest + 1) * SIZE <= len(tokens) and (salt, *tokens[: (longest + 1) * SIZE]) in findable:
@@ -181,7 +181,7 @@ TestKV.settings = settings(max_examples=60, stateful_step_count=40, deadline=Non
 def run_prompt(kv: KVManager, tokens: list[int], *, leased: bool = False, salt: str | None = None) -> tuple[BlockTable, int]:
     """Take, compute and register a whole prompt as one plan; (table, cached tokens)."""
     kv.begin_plan(kv._now)
-    table = kv.new_table(salt=salt, leased=leased)
+    table = kv.new_table(salt=salt, session_id="s" if leased else None)
     taken = kv.take(table, tokens, read_cache=True, reserve=0)
     assert taken is not None
     kv.register(table, tokens, len(tokens))

@@ -51,6 +51,27 @@ async def test_the_same_tokens_with_and_without_async_scheduling():
     assert answers[0] == answers[1]
 
 
+async def test_a_question_about_the_cache_is_answered_beside_running_requests():
+    async with engine(fake_config(SLOW)) as client:
+        stream = client.submit(add(tuple(range(100)), max_tokens=300))
+        await anext(stream)
+        found = await asyncio.gather(*(client.explain(tuple(range(end))) for end in (100, 40, 5)))
+        assert [(item.num_tokens, item.cached_blocks) for item in found] == [(100, 6), (40, 2), (5, 0)]
+        assert [item.reason for item in found] == ["cached", "cached", "below_one_block"]
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            await client.explain((1,), cache_salt="\ud800")
+        os.kill(client.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(client.explain((1, 2)))
+        await asyncio.sleep(0.05)
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineUnavailable):
+            await waiting
+        with pytest.raises(EngineUnavailable):
+            await anext(stream)
+        with pytest.raises(EngineUnavailable):
+            await client.explain((1, 2))
+
+
 async def test_closing_a_stream_frees_everything():
     async with engine(fake_config(SLOW)) as client:
         stream = client.submit(add(tuple(range(100)), max_tokens=300))

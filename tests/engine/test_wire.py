@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import EngineConfig, EngineInfo
+from headrace.core.explain import Difference, Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenLogprobs, TokenOutput
 from headrace.engine import wire
 from headrace.sampling_params import SamplingParams, StructuredOutputs
@@ -102,6 +103,21 @@ INFOS = st.builds(
 )
 
 
+QUERIES = st.builds(Query, query_id=COUNT, token_ids=TOKENS, cache_salt=st.none() | TEXT, tenant=TEXT)
+EXPLANATIONS = st.builds(
+    Explanation,
+    query_id=COUNT,
+    num_tokens=COUNT,
+    block_size=COUNT,
+    cached_blocks=COUNT,
+    cached_tokens=COUNT,
+    reason=st.sampled_from(["cached", "never_seen"]),
+    difference=st.none() | st.builds(Difference, position=COUNT, cached_token_id=TOKEN, prompt_token_id=TOKEN),
+    evicted_s=st.none() | NUMBER,
+    awaited_tokens=st.none() | COUNT,
+)
+
+
 def body(frame: bytes) -> bytes:
     assert wire.body_length(frame[: wire.HEADER_BYTES]) == len(frame) - wire.HEADER_BYTES
     return frame[wire.HEADER_BYTES :]
@@ -113,6 +129,7 @@ def body(frame: bytes) -> bytes:
     | st.builds(wire.Abort, st.builds(AbortRequest, request_id=TEXT, reason=st.sampled_from(["abort", "stop"])))
     | st.just(wire.Shutdown())
     | st.builds(wire.Vocabulary, VOCABULARIES)
+    | st.builds(wire.Explain, QUERIES)
 )
 def test_messages_to_the_engine(message):
     assert wire.decode_to_engine(body(wire.encode_frame(message))) == message
@@ -123,6 +140,7 @@ def test_messages_to_the_engine(message):
     | st.builds(wire.Failed, TEXT, TEXT, st.integers(0, 255))
     | st.builds(wire.Outputs, st.lists(OUTPUTS, max_size=4).map(tuple), st.none() | st.integers(1, 100))
     | st.builds(wire.Heartbeat, STATS, st.none() | NUMBER, COUNT, NUMBER)
+    | st.builds(wire.Explained, EXPLANATIONS)
 )
 def test_messages_from_the_engine(message):
     assert wire.decode_from_engine(body(wire.encode_frame(message))) == message

@@ -13,6 +13,8 @@ import httpx
 import numpy as np
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo, ServerConfig
+from headrace.core.explain import Explanation, Query, explain
+from headrace.core.kv_manager import KVManager
 from headrace.core.messages import SchedulerStats, TokenLogprobs
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
@@ -52,6 +54,10 @@ class FakeEngine:
         self.stats: SchedulerStats | None = STATS
         self.restarts_total = 0
         self.compile: CompileStatus | None = None
+        self.kv = KVManager(num_blocks=16, block_size=4)
+
+    async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation:
+        return explain(self.kv, Query(query_id=0, token_ids=token_ids, cache_salt=cache_salt, tenant=tenant), now=100.0)
 
 
 def score(token_id: int, count: int | None) -> TokenLogprobs:

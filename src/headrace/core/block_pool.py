@@ -1,14 +1,17 @@
 """The device's KV blocks: who holds them, and which of those nobody holds can still be found by their tokens.
 
 A block is in exactly one of four places: held (ref count > 0), blank (nobody holds it and nothing in it can be found), in the LRU queue
-(findable, evicted oldest first) or leased (findable, evicted only after the LRU queue is empty). All operations are O(1).
+(findable, evicted oldest first) or leased (findable, evicted only after the LRU queue is empty). All operations that plans make are O(1).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from headrace.core.prefix import PrefixNode, same_prefix
+
+MAX_EVICTED = 65_536  # evicted prefixes that are remembered
 
 
 class BlockPool:
@@ -27,6 +30,7 @@ class BlockPool:
         self._lru: OrderedDict[int, None] = OrderedDict()
         self._leased: OrderedDict[int, None] = OrderedDict()
         self._num_findable = 0
+        self._evicted: OrderedDict[bytes, float] = OrderedDict()  # digest -> when; the latest evictions, the oldest first
 
     @property
     def num_free(self) -> int:
@@ -68,6 +72,7 @@ class BlockPool:
             block = self._blank.pop()
         else:
             block, _ = (self._lru or self._leased).popitem(last=False)
+            self._remember_eviction(block)
             self._forget(block)
         self._ref_counts[block] = 1
         return block
@@ -112,7 +117,16 @@ class BlockPool:
         assert self._nodes[block] is None
         self._nodes[block] = node
         self._by_digest.setdefault(node.digest, []).append(block)
+        self._evicted.pop(node.digest, None)
         self._num_findable += 1
+
+    def evicted_at(self, node: PrefixNode) -> float | None:
+        """When the prefix was last evicted, if that is remembered and nothing has held it since."""
+        return self._evicted.get(node.digest)
+
+    def findable_nodes(self) -> Iterator[PrefixNode]:
+        """All of them, in no order. O(num_blocks): for answers to people, not for plans."""
+        return (node for node in self._nodes if node is not None)
 
     def uncache(self, block: int) -> None:
         """Make a block unfindable, whoever holds it."""
@@ -123,6 +137,13 @@ class BlockPool:
             self._lru.pop(block, None)
             self._leased.pop(block, None)
             self._blank.append(block)
+
+    def _remember_eviction(self, block: int) -> None:
+        node = self._nodes[block]
+        assert node is not None
+        self._evicted[node.digest] = self._now
+        if len(self._evicted) > MAX_EVICTED:
+            self._evicted.popitem(last=False)
 
     def _forget(self, block: int) -> None:
         node = self._nodes[block]
@@ -147,6 +168,7 @@ class BlockPool:
         assert findable.issuperset(self._lru)
         assert findable.issuperset(self._leased)
         assert len(self._leased) <= self.max_leased
+        assert len(self._evicted) <= MAX_EVICTED
         assert sorted(block for blocks in self._by_digest.values() for block in blocks) == sorted(findable)
         for digest, blocks in self._by_digest.items():
             assert blocks, "an empty entry"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.block_pool import BlockPool
 from headrace.core.prefix import HashFunction, PrefixNode, blake2b_digest, make_node, same_prefix
+from headrace.core.prefix_journal import PrefixJournal
 
 BlockPairs = list[tuple[int, int]]
 
@@ -28,7 +29,8 @@ class BlockTable:
     """The blocks of one request. Made by `KVManager.new_table`; only the manager changes it."""
 
     salt: str | None
-    leased: bool  # the blocks stay under a lease after the end
+    tenant: str = ""  # whose request it is: for the journal alone, blocks are shared between tenants
+    session_id: str | None = None  # set: the blocks stay under a lease after the end
     background: bool = False  # whose request may pause for long: only its like wait for what it computes
     blocks: list[int] = field(default_factory=list)  # device block of positions i * block_size ..
     host_blocks: list[int] = field(default_factory=list)  # while swapped out; `blocks` is empty then
@@ -62,8 +64,9 @@ class KVManager:
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
         self.pool = BlockPool(num_blocks)
+        self.journal = PrefixJournal(num_blocks)
         self.written: set[int] = set()  # blocks that rows of the plan being made write
-        self._caching = enable_prefix_caching
+        self.caching = enable_prefix_caching
         self._session_lease_s = session_lease_s
         self._hash_function = hash_function
         self._now = 0.0
@@ -98,8 +101,8 @@ class KVManager:
 
     # -- taking blocks -------------------------------------------------------------------------------------------------
 
-    def new_table(self, *, salt: str | None = None, leased: bool = False, background: bool = False) -> BlockTable:
-        return BlockTable(salt=salt, leased=leased, background=background)
+    def new_table(self, *, salt: str | None = None, tenant: str = "", session_id: str | None = None, background: bool = False) -> BlockTable:
+        return BlockTable(salt=salt, tenant=tenant, session_id=session_id, background=background)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -107,10 +110,10 @@ class KVManager:
     def match(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         """The findable blocks that hold the longest prefix of `token_ids`. Nothing is held by this."""
         blocks: list[int] = []
-        if not self._caching:
+        if not self.caching:
             return blocks
         for i in range(len(token_ids) // self.block_size):
-            node = self._chain_node(table, token_ids, i)
+            node = self.chain_node(table, token_ids, i)
             block = self.pool.find(node)
             if block is None:
                 break
@@ -156,8 +159,9 @@ class KVManager:
                 source = None  # compute the last block instead of copying it
         if not self._room(matched, source, num_tokens, reserve):
             return None
-        for block in matched:
+        for block, node in zip(matched, table.chain, strict=False):
             self.pool.acquire(block)
+            self.journal.note(table.tenant, node)
         if source is not None:
             self._pin(source)
         table.blocks = [*matched, *(self.pool.allocate() for _ in range(self.num_blocks_for(num_tokens) - len(matched)))]
@@ -203,13 +207,14 @@ class KVManager:
 
     def register(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
         """Make full blocks findable: those among the first `num_written` positions, planned ones included, whose tokens are known."""
-        if not self._caching:
+        if not self.caching:
             return
         num_full = min(num_written, len(token_ids)) // self.block_size
         for i in range(table.num_registered, num_full):
-            node = self._chain_node(table, token_ids, i)
+            node = self.chain_node(table, token_ids, i)
             if self.pool.find(node) is None:
                 self.pool.register(table.blocks[i], node)
+            self.journal.note(table.tenant, node)
             self._break_promise(table, node)
         table.num_registered = max(table.num_registered, num_full)
 
@@ -259,7 +264,7 @@ class KVManager:
     def _release_device(self, table: BlockTable) -> None:
         for node in table.chain[table.num_registered : table.num_promised]:
             self._break_promise(table, node)
-        lease_until = self._now + self._session_lease_s if table.leased else 0.0
+        lease_until = self._now + self._session_lease_s if table.session_id is not None else 0.0
         for block in reversed(table.blocks):
             self.pool.release(block, lease_until=lease_until)
         table.blocks = []
@@ -272,7 +277,8 @@ class KVManager:
         self.pool.acquire(block)
         self._pinned.append(block)
 
-    def _chain_node(self, table: BlockTable, token_ids: Sequence[int], index: int) -> PrefixNode:
+    def chain_node(self, table: BlockTable, token_ids: Sequence[int], index: int) -> PrefixNode:
+        """What block `index` of the table can be found by; made where the table does not have it yet."""
         while len(table.chain) <= index:
             start = len(table.chain) * self.block_size
             parent = table.chain[-1] if table.chain else None
@@ -280,11 +286,11 @@ class KVManager:
         return table.chain[index]
 
     def _promise(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        if not self._caching:
+        if not self.caching:
             return
         table.num_promised = len(token_ids) // self.block_size
         for i in range(table.num_registered, table.num_promised):
-            node = self._chain_node(table, token_ids, i)
+            node = self.chain_node(table, token_ids, i)
             self._promises.setdefault(node.digest, (table, node))
 
     def _break_promise(self, table: BlockTable, node: PrefixNode) -> None:
@@ -295,7 +301,7 @@ class KVManager:
     def _promise_for(self, table: BlockTable, token_ids: Sequence[int], index: int) -> tuple[BlockTable, PrefixNode] | None:
         if (index + 1) * self.block_size > len(token_ids):
             return None
-        return self._promises.get(self._chain_node(table, token_ids, index).digest)
+        return self._promises.get(self.chain_node(table, token_ids, index).digest)
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Recompute every derived fact from the tables of all live requests; raise AssertionError where one is wrong."""

@@ -24,8 +24,10 @@ from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.background import Background
 from headrace.core.draft import PlanDraft, PlannedStep
+from headrace.core.explain import Explanation, Query, explain
 from headrace.core.failure import damage_of
 from headrace.core.fair_slots import FairSlots
+from headrace.core.finish_rate import FinishRate
 from headrace.core.kv_manager import KVManager
 from headrace.core.messages import AbortRequest, AddRequest, FinishReason, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.outputs import append_tokens, collect_prompt_logprobs, make_output, refusal
@@ -39,7 +41,6 @@ from headrace.core.step_time import StepTimeModel
 
 MAX_RETRY_AFTER_S = 60
 LAST_ENDED = 256  # ids of ended requests that are remembered
-FINISH_RATE_FOLLOW = 0.1  # how fast the measured time between two ends follows
 
 
 class Scheduler:
@@ -69,8 +70,7 @@ class Scheduler:
         self._next_step_id = 1
         self._next_seq = 0
         self._decoded_last = False  # without chunked prefill: steps of prompts and of decodes take turns
-        self._last_finish: float | None = None
-        self._seconds_per_finish: float | None = None
+        self._finish_rate = FinishRate()
         self._generation_tokens = 0
         self._recomputed_tokens = 0
 
@@ -97,7 +97,7 @@ class Scheduler:
             rank=rank(message, seq, self.config.scheduling_policy),
             queue_key=queue_key(message, seq, self.config.scheduling_policy),
             max_total_tokens=max_total_tokens(message, self.config),
-            table=self._kv.new_table(salt=message.cache_salt, leased=message.session_id is not None, background=message.background),
+            table=self._kv.new_table(salt=message.cache_salt, tenant=message.tenant, session_id=message.session_id, background=message.background),
             in_group=in_group,
         )
         self._roster.add(request)
@@ -283,7 +283,7 @@ class Scheduler:
                 num_finished += output.finish_reason is not None
                 outputs.append(output)
         if num_finished:
-            self._measure_finishes(num_finished, now)
+            self._finish_rate.observe(num_finished, now)
         return outputs
 
     def _take_row(self, request: Request, row: Row, sampled: SampledRow) -> TokenOutput | None:
@@ -352,15 +352,10 @@ class Scheduler:
     def retry_after(self) -> int:
         """Whole seconds, at least 1, in which as many requests end as can run at once, or all that wait if those are fewer."""
         num_ends = max(1, min(len(self._roster.waiting), self.config.max_num_seqs))
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil((self._seconds_per_finish or 0.0) * num_ends)))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._finish_rate.seconds_per_finish * num_ends)))
 
-    def _measure_finishes(self, num_finished: int, now: float) -> None:
-        if self._last_finish is not None:
-            seconds = max(0.0, now - self._last_finish) / num_finished
-            if self._seconds_per_finish is None:
-                self._seconds_per_finish = seconds
-            self._seconds_per_finish += FINISH_RATE_FOLLOW * (seconds - self._seconds_per_finish)
-        self._last_finish = now
+    def explain(self, query: Query, now: float) -> Explanation:
+        return explain(self._kv, query, now)
 
     def stats(self) -> SchedulerStats:
         roster, pool, speculation = self._roster, self._kv.pool, self._speculation

@@ -8,6 +8,7 @@ up nobody.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
@@ -15,10 +16,11 @@ from dataclasses import fields, replace
 from typing import Literal, Protocol, TypeVar
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
+from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
 from headrace.engine.engine_process import EngineProcess
 from headrace.engine.request_stream import RequestStream
-from headrace.engine.wire import Abort, Add, Failed, Heartbeat, Outputs, Started, Vocabulary, WireError
+from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Started, Vocabulary, WireError
 from headrace.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -77,6 +79,8 @@ class EngineClient:
         self._taught: EngineProcess | None = None  # the one that has the vocabulary
         self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
         self._tasks: list[asyncio.Task[None]] = []
+        self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
+        self._query_ids = itertools.count()
         self._idle = asyncio.Event()  # no id is open
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
@@ -152,6 +156,22 @@ class EngineClient:
         self._open[request_id] = None
         if self._process is not None:
             self._process.send(Abort(AbortRequest(request_id=request_id, reason=reason)))
+
+    async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation:
+        """Why a prompt would be found in the prefix cache now, or would not. Raises `EngineUnavailable` and `InvalidRequest`."""
+        if self.state != "ready" or self._process is None:
+            raise self.unavailable()
+        query = Query(query_id=next(self._query_ids), token_ids=token_ids, cache_salt=cache_salt, tenant=tenant)
+        try:
+            self._process.send(Explain(query))
+        except WireError as error:
+            raise InvalidRequest(f"The query cannot be sent to the engine: {error}") from error
+        future: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
+        self._queries[query.query_id] = future
+        try:
+            return await future
+        finally:
+            self._queries.pop(query.query_id, None)
 
     async def drain(self, timeout: float) -> bool:
         """Takes no more requests and waits for the open ones. False if some are still open after `timeout` seconds."""
@@ -266,6 +286,10 @@ class EngineClient:
                     self._stats = add_totals(message.stats, self._earlier)
                     if message.compile is not None:
                         self._compile = add_totals(message.compile, self._earlier_compile)
+                case Explained(explanation):
+                    query = self._queries.get(explanation.query_id)
+                    if query is not None and not query.done():  # else nobody waits for it any more
+                        query.set_result(explanation)
                 case Failed():
                     reason = message.message
                 case Started():
@@ -297,6 +321,9 @@ class EngineClient:
         for sink in sinks:
             if sink is not None:
                 sink.fail(EngineUnavailable(message))
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(EngineUnavailable(message))
 
     async def _watch(self) -> None:
         """Kills an engine whose step, or whose loop, is stuck; `_supervise` sees the end of the stream and does the rest."""

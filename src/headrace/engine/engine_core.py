@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.config import CompileStatus
+from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
-from headrace.engine.wire import Abort, Add, FromEngine, Heartbeat, Outputs, Shutdown
+from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Shutdown
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
 HEARTBEAT_S = 0.25
@@ -40,6 +41,7 @@ class SchedulerLike(Protocol):
     def take_outputs(self) -> list[TokenOutput]: ...
     def retry_after(self) -> int: ...
     def stats(self) -> SchedulerStats: ...
+    def explain(self, query: Query, now: float) -> Explanation: ...
     def has_work(self) -> bool: ...
 
 
@@ -66,7 +68,7 @@ class _StepDone:
     outcome: StepResult | BaseException  # an exception: the step raised it
 
 
-Inbound = Add | Abort | Shutdown | News | _StepDone
+Inbound = Add | Abort | Shutdown | Explain | News | _StepDone
 
 
 class EngineCore:
@@ -106,7 +108,7 @@ class EngineCore:
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
 
-    def post(self, message: Add | Abort | Shutdown | News) -> None:
+    def post(self, message: Add | Abort | Shutdown | Explain | News) -> None:
         """Leaves a message for the loop; from any thread."""
         self._inbox.put(message)
 
@@ -165,6 +167,9 @@ class EngineCore:
                 return
             case Shutdown():
                 self._stopping = True
+                return
+            case Explain(query):
+                self._emit(Explained(self._scheduler.explain(query, self._clock())))
                 return
         if output is not None:
             self._outputs.append(output)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from llguidance import LLMatcher, LLTokenizer
 
 from headrace.core.messages import AddRequest, TokenOutput
-from headrace.engine.wire import Abort, Add, FromEngine, Outputs, Shutdown, Vocabulary
+from headrace.engine.wire import Abort, Add, Explain, FromEngine, Outputs, Shutdown, Vocabulary
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import StructuredOutputs
 from headrace.text.grammar_compiler import STACK_BYTES, compile_matcher
@@ -28,7 +28,7 @@ class GrammarGate:
     `post` leaves a message for the engine's loop, `send` one for the client. It is the runner's `GrammarSource`.
     """
 
-    def __init__(self, post: Callable[[Add | Abort | Shutdown], None], send: Callable[[FromEngine], None]) -> None:
+    def __init__(self, post: Callable[[Add | Abort | Shutdown | Explain], None], send: Callable[[FromEngine], None]) -> None:
         self._post = post
         self._send = send
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class GrammarGate:
     def num_tokens(self) -> int:
         return 0 if self._tokenizer is None else self._tokenizer.vocab_size
 
-    def put(self, message: Add | Abort | Shutdown | Vocabulary) -> None:
+    def put(self, message: Add | Abort | Shutdown | Explain | Vocabulary) -> None:
         match message:
             case Vocabulary():
                 self._later(message)

@@ -12,6 +12,7 @@ import struct
 import msgspec
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
+from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
@@ -79,8 +80,20 @@ class Vocabulary(msgspec.Struct, frozen=True, tag=9, array_like=True):
     vocabulary: GrammarVocabulary
 
 
-ToEngine = Configure | Add | Abort | Shutdown | Vocabulary
-FromEngine = Started | Failed | Outputs | Heartbeat
+class Explain(msgspec.Struct, frozen=True, tag=10, array_like=True):
+    """Asks what the prefix cache holds of a prompt."""
+
+    query: Query
+
+
+class Explained(msgspec.Struct, frozen=True, tag=11, array_like=True):
+    """The answer, in the order of the questions."""
+
+    explanation: Explanation
+
+
+ToEngine = Configure | Add | Abort | Shutdown | Vocabulary | Explain
+FromEngine = Started | Failed | Outputs | Heartbeat | Explained
 Message = ToEngine | FromEngine
 
 _encoder = msgspec.msgpack.Encoder()

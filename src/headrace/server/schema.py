@@ -191,6 +191,11 @@ class TokenizeBody(ChatOptions):
     return_token_strs: bool | None = None
 
 
+class ExplainBody(ChatOptions):
+    prompt: Any = None  # checked by parse.prompt_list
+    cache_salt: Name | None = None
+
+
 class DetokenizeBody(Body):
     tokens: Any = None  # checked by parse.token_ids
 
