@@ -156,6 +156,7 @@ def load(tokenizer: Tokenizer, generator: FakeGenerator, *, context: int = CONTE
         device="none",
         threads=1,
         path="fake",
+        kv_cache_dtype="float32",
         kv_bytes=0,
         weight_bytes=0,
         load_seconds=0.0,
