@@ -48,11 +48,9 @@ class Process:
         while True:
             assert self.popen.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
-            try:
-                if health.Check(health_pb2.HealthCheckRequest(), timeout=5).status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.UNAVAILABLE
+            checked = health.Check.future(health_pb2.HealthCheckRequest(), timeout=5)
+            if checked.code() == grpc.StatusCode.OK and checked.result().status == health_pb2.HealthCheckResponse.SERVING:
+                return
             time.sleep(0.05)
 
     def end(self) -> None:
@@ -182,6 +180,7 @@ async def test_the_extra_is_named_where_it_is_missing(world: World, monkeypatch:
 
 @pytest.mark.real_model
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_real_model(tmp_path: Path):
     """Whole, streamed and over HTTP are the same answer."""
     process = Process(tmp_path / "log.txt", Path(resolve_model(None)), "--max-model-len", "1024")
