@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from headrace.errors import ConfigError
@@ -174,12 +175,37 @@ class CompileStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key of a client, and what it may use. Raises `ConfigError`, which names the field."""
+
+    name: str  # what logs call it
+    key: str = field(repr=False)
+    requests_per_minute: int | None = None  # None: no limit
+    tokens_per_minute: int | None = None  # prompts and answers together
+    priority: int | None = None  # its requests are no more urgent than this (lower runs first)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w.@-]{1,64}", self.name, re.ASCII):
+            raise ConfigError("name must be 1 to 64 letters, digits or any of . _ @ -")
+        if not isinstance(self.key, str) or not re.fullmatch(r"[!-~]+", self.key):
+            raise ConfigError(f"{self.name}: key must be a text of visible ASCII characters")
+        for limit in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, limit)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
+                raise ConfigError(f"{self.name}: {limit} must be a whole number of at least 1")
+        if self.priority is not None and (isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) >= 2**31):
+            raise ConfigError(f"{self.name}: priority must be a whole number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """What the HTTP process needs."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    grpc_port: int | None = None  # None: no gRPC; 0: any free one
+    api_keys: tuple[str, ...] = ()  # without limits
+    limited_keys: tuple[ApiKey, ...] = ()  # if there are no keys of both kinds, none is asked for
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; empty: derived from the model
     chat_template: str | None = None  # path or text that replaces the model's own

@@ -12,6 +12,7 @@
     │   ├── BodyTimeout               408
     │   ├── BodyTooLarge              413
     │   ├── QueueFull                 429  with Retry-After
+    │   ├── RateLimitExceeded         429  with Retry-After
     │   ├── RequestFailed             500  the engine could not compute this request
     │   └── EngineUnavailable         503  starting, draining, restarting or dead
     └── StartError                    the process cannot start (exit code 1)
@@ -116,6 +117,18 @@ class QueueFull(RequestError):
     code = "queue_full"
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RateLimitExceeded(RequestError):
+    """The API key has used what it may in a minute. `retry_after` is in whole seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

@@ -8,8 +8,8 @@ from headrace.cli.options import SERVE_GROUPS
 from headrace.config import EngineConfig, ServerConfig
 
 FLAGS = """
-allowed-origins api-key artifacts async-scheduling batch-dir block-size body-timeout chat-template compile compile-cache deterministic
-device dtype enable-chunked-prefill enable-log-requests enable-prefix-caching gpu-memory-utilization host kv-cache-memory-bytes kv-memory
+allowed-origins api-key api-keys-file artifacts async-scheduling batch-dir block-size body-timeout chat-template compile compile-cache deterministic
+device dtype enable-chunked-prefill enable-log-requests enable-prefix-caching gpu-memory-utilization grpc-port host kv-cache-memory-bytes kv-memory
 max-body-size max-file-size max-model-len max-num-batched-tokens max-num-queued-reqs max-num-seqs max-restarts max-seq-len-to-capture
 num-gpu-blocks-override pooling port preemption-mode quantization reasoning-parser runner-factory scheduling-policy seed served-model-name
 session-lease shutdown-timeout speculative-config ssl-certfile ssl-keyfile step-timeout swap-space target-itl-ms threads tool-call-parser

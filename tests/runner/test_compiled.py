@@ -5,7 +5,6 @@ Packages are stood in for by the step module itself on the same static inputs; `
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from headrace.runner.static_inputs import StaticInputs
 from headrace.runner.step_module import StepModule, StepShape
 from headrace.runner.trial import Trials
 from tests.models.tiny_models import prompt
+from tests.runner.random_service import random_service
 from tests.runner.tiny_model import Hand
 from tests.runner.tiny_packed import BLOCK_SIZE, kernels_or_skip, write_tiny
 
@@ -79,36 +79,10 @@ def compiled_runner(config: EngineConfig, mode: Mode = "full", buckets: tuple[Bu
     return runner, prepared
 
 
-def random_service(runner: ModelRunner, *, requests: int = 14, seed: int = 0) -> dict[str, list[int]]:
-    """Requests of all lengths come and go; in every step each of those that run computes a random chunk. Returns their answers."""
-    rng, hand = random.Random(seed), Hand(runner)
-    waiting = [(f"r{i}", prompt(rng.choice([1, 2, 5, 17, 40, 70]), seed=i), rng.randint(1, 12)) for i in range(requests)]
-    running: dict[str, int] = {}
-    slots = list(range(4))
-    while waiting or running:
-        while waiting and slots and rng.random() < 0.7:
-            name, tokens, count = waiting.pop(0)
-            hand.add(name, tokens, slot=slots.pop())
-            running[name] = count
-        parts, room = {}, 64
-        for name in running:
-            track = hand.tracks[name]
-            count = min(rng.choice([1, 3, 20, 64]), len(track.tokens) - track.computed, room)
-            if count > 0:
-                parts[name] = count
-                room -= count
-        if parts:
-            assert all(row.error is None for row in hand.step(parts))
-        for name in [name for name, count in running.items() if len(hand.tracks[name].answer) >= count]:
-            slots.append(hand.tracks[name].slot)
-            del running[name]
-    return {name: track.answer for name, track in hand.tracks.items()}
-
-
 def test_the_same_ids_whatever_arrives(config: EngineConfig) -> None:
     plain, (runner, _) = ModelRunner(config), compiled_runner(config)
     for seed in range(3):
-        assert random_service(runner, seed=seed) == random_service(plain, seed=seed)
+        assert random_service(runner, slots=4, seed=seed) == random_service(plain, slots=4, seed=seed)
     status = runner.compile_status()
     assert status.compiled_steps_total > 50
     assert status.general_steps_total > 0, "contexts beyond the static length"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import values
+from headrace.cli.key_file import api_keys_file
 from headrace.config import EngineConfig, ServerConfig
 from headrace.text import reasoning, tool_formats
 
@@ -136,6 +137,7 @@ COMPILE_OPTIONS = (
 SERVER_OPTIONS = (
     _server("host", str, "address to listen on; 0.0.0.0: every interface", metavar="ADDRESS"),
     _server("port", values.port, "port to listen on; 0: any free one"),
+    _server("grpc-port", values.port, "port for the Open Inference Protocol over gRPC; 0: any free one; needs headrace[grpc]; default: none"),
     _server(
         "served-model-name", str, "names that clients may use; the first one is in the answers", field="served_model_names", metavar="NAME", many=True
     ),
@@ -183,6 +185,13 @@ SECURITY_OPTIONS = (
         field="api_keys",
         metavar="KEY",
         many=True,
+    ),
+    _server(
+        "api-keys-file",
+        api_keys_file,
+        "YAML list of keys, each with name, key and, where wanted, requests_per_minute, tokens_per_minute and priority",
+        field="limited_keys",
+        metavar="FILE",
     ),
     _server(
         "allowed-origins",

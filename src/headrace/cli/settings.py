@@ -99,6 +99,8 @@ def server_config(settings: Mapping[str, Any]) -> ServerConfig:
             raise ConfigError(f"{flag}: there is no file {file}.")
     if any(not key for key in config.api_keys):
         raise ConfigError("--api-key must not be empty.")
+    if not {key.key for key in config.limited_keys}.isdisjoint(config.api_keys):
+        raise ConfigError("--api-keys-file and --api-key have a key in common; give it once.")
     return config
 
 

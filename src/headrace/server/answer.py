@@ -14,6 +14,7 @@ from headrace.observe.metrics import RequestMetrics
 from headrace.server.fan_in import FanIn
 from headrace.server.logprobs import prompt_entries
 from headrace.server.parse import ParsedRequest, Prompt
+from headrace.server.rate_limits import Charge
 from headrace.server.service import LoadedModel
 from headrace.text.answer_events import AnswerParser, ContentText, Event
 from headrace.text.reasoning import ReasoningCounter
@@ -115,12 +116,14 @@ class Answer:
         arrival: float,
         new_scorer: Callable[[Prompt], Scorer] | None,
         background: bool = False,
+        charge: Charge | None = None,
     ) -> None:
         self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in request.prompts))
         self._request = request
         self._model = model
         self._metrics = metrics
         self._background = background
+        self._charge = charge  # settled at the end
         self._answer_id = answer_id
         self._tenant = tenant
         self._arrival = arrival
@@ -162,6 +165,8 @@ class Answer:
         finally:
             if unfinished:
                 self._count_unfinished(unfinished)
+            if self._charge is not None:
+                self._charge.settle(self.usage.prompt_tokens + self.usage.completion_tokens if unfinished else 0)
 
     def _generation_request(self, index: int) -> GenerationRequest:
         request, prompt = self._request, self._prompts[index].prompt

@@ -16,6 +16,7 @@ from headrace.errors import (
     EngineUnavailable,
     MethodNotAllowed,
     QueueFull,
+    RateLimitExceeded,
     RequestError,
     RequestFailed,
     RouteNotFound,
@@ -28,7 +29,7 @@ logger = logging.getLogger("headrace.server")
 
 def error_response(error: RequestError, scope: Scope) -> JSONResponse:
     headers = {}
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | RateLimitExceeded):
         headers["Retry-After"] = str(max(1, error.retry_after))
     if isinstance(error, EngineUnavailable):
         headers["Retry-After"] = "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ from headrace.observe.metrics import BackgroundMetrics, RequestMetrics
 from headrace.server.answer import Answer, Header, Scorer, Usage
 from headrace.server.body import BodyLease, ClientGone, read_body
 from headrace.server.parse import ParsedRequest, Prompt
+from headrace.server.rate_limits import Charge, KeyLimits
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import Wire, encode, send_body, send_stream, whole_body
 
@@ -49,6 +51,7 @@ class GenerationRoute(Generic[Request]):
         arrival = time.monotonic()
         service = self.service
         service.model()  # refuses at once where nothing can be served
+        scope["state"]["limits"].take_request()
         config = service.config
         with service.bodies.lease() as lease:
             body = await read_body(receive, Headers(scope=scope), max_bytes=config.max_body_bytes, timeout=config.body_timeout, lease=lease)
@@ -64,12 +67,27 @@ class GenerationRoute(Generic[Request]):
         request = await service.offload(len(body), dialect.parse, body, service, model, tenant)
         del body
         lease.release()
-        answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False)
-        scope["state"]["usage"] = answer.usage
-        await self.respond(request, answer, wire, send)
+        limits: KeyLimits = scope["state"]["limits"]
+        charge = charge_for(request, limits)
+        request = dataclasses.replace(request, priority=limits.priority(request.priority))
+        try:
+            answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge)
+            scope["state"]["usage"] = answer.usage
+            await self.respond(request, answer, wire, send)
+        except BaseException:
+            charge.settle(0)  # where the answer has not begun and settled it
+            raise
 
     def _open(
-        self, request: Request, model: LoadedModel, metrics: RequestMetrics, *, tenant: str, arrival: float, background: bool
+        self,
+        request: Request,
+        model: LoadedModel,
+        metrics: RequestMetrics,
+        *,
+        tenant: str,
+        arrival: float,
+        background: bool,
+        charge: Charge | None = None,
     ) -> tuple[Answer, Wire]:
         dialect = self.dialect
         header = Header(answer_id=dialect.id_prefix + uuid.uuid4().hex, created=int(time.time()), model=request.model)
@@ -82,6 +100,7 @@ class GenerationRoute(Generic[Request]):
             arrival=arrival,
             new_scorer=dialect.new_scorers(request, model),
             background=background,
+            charge=charge,
         )
         return answer, dialect.new_wire(request, header, answer.usage)
 
@@ -101,6 +120,15 @@ class GenerationRoute(Generic[Request]):
             await send_stream(send, answer, wire)
         else:
             await send_body(send, answer, wire)
+
+
+def charge_for(request: ParsedRequest, limits: KeyLimits) -> Charge:
+    """Charges a key with what a request may use. Raises `RateLimitExceeded`."""
+    return limits.charge(
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in request.prompts),
+        answer_tokens=max(prompt.params.max_tokens or 0 for prompt in request.prompts),
+        num_choices=len(request.prompts) * request.n,
+    )
 
 
 def background_tenant(tenant: str) -> str:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.observe.metrics import Metrics
 from headrace.server.messages.errors import speaks_anthropic
+from headrace.server.trace_context import continued
 
 VALID_ID = re.compile(r"[!-~]{1,128}")
 
@@ -35,6 +36,7 @@ class RequestLog:
         request_id = given if VALID_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        trace = state["trace"] = continued(Headers(scope=scope).getlist("traceparent"))
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -43,6 +45,9 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
+                if trace is not None:
+                    headers["traceparent"] = trace.header()
+                headers.update(state["limits"].headers() if "limits" in state else {})
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = request_id  # where its clients look for it
             await send(message)
@@ -63,5 +68,8 @@ class RequestLog:
     def _write(self, scope: Scope, request_id: str, outcome: str, seconds: float) -> None:
         usage = scope["state"].get("usage")
         tokens = f" prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}" if usage is not None else ""
+        trace, limits = scope["state"]["trace"], scope["state"].get("limits")
+        key = f" key={limits.name}" if limits is not None and limits.name is not None else ""
+        span = f" trace={trace.trace_id} span={trace.span_id}" if trace is not None else ""
         # ascii(): what a client put into a path must not forge a line of the log
-        logger.info("%s %s %s %.3fs id=%s%s", scope["method"], ascii(scope["path"][:200]), outcome, seconds, request_id, tokens)
+        logger.info("%s %s %s %.3fs id=%s%s", scope["method"], ascii(scope["path"][:200]), outcome, seconds, request_id, span + key + tokens)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from headrace.engine.embedding import Embedding, EmbeddingRequest, unit_vector
 from headrace.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from headrace.observe.metrics import BackgroundMetrics, RequestMetrics
 from headrace.server.answer import Usage, translated
+from headrace.server.auth import NO_LIMITS
 from headrace.server.body import decode_object, read_body
 from headrace.server.generation_route import background_tenant, until_disconnect
 from headrace.server.parse import encode_prompt, prompt_list
+from headrace.server.rate_limits import KeyLimits
 from headrace.server.schema import EmbeddingBody, validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import encode, send_encoded
@@ -142,6 +144,7 @@ class EmbeddingsRoute:
         arrival = time.monotonic()
         service = self._service
         service.model()  # refuses at once where nothing can be served
+        scope["state"]["limits"].take_request()
         config = service.config
         with service.bodies.lease() as lease:
             body = await read_body(receive, Headers(scope=scope), max_bytes=config.max_body_bytes, timeout=config.body_timeout, lease=lease)
@@ -154,14 +157,19 @@ class EmbeddingsRoute:
     async def in_background(self, body: bytes, tenant: str) -> bytes:
         """See `GenerationRoute.in_background`."""
         metrics = BackgroundMetrics(self._service.metrics)
-        return await self._answer(body, metrics, tenant=background_tenant(tenant), arrival=time.monotonic(), background=True, state={})
+        return await self._answer(
+            body, metrics, tenant=background_tenant(tenant), arrival=time.monotonic(), background=True, state={"limits": NO_LIMITS}
+        )
 
     async def _answer(self, body: bytes, metrics: RequestMetrics, *, tenant: str, arrival: float, background: bool, state: dict[str, Any]) -> bytes:
-        """`state["usage"]` is set once the tokens are counted."""
+        """`state["usage"]` is set once the tokens are counted; `state["limits"]` are the key's."""
         service = self._service
         model = service.model()
         request = await service.offload(len(body), parse, body, service, model)
         state["usage"] = Usage(prompt_tokens=request.num_tokens)
+        limits: KeyLimits = state["limits"]
+        limits.charge(prompt_tokens=request.num_tokens, answer_tokens=0)
+        request = replace(request, priority=limits.priority(request.priority))
         pooling = service.config.pooling
         embeddings = await embed_all(request, model, metrics, pooling=pooling, tenant=tenant, arrival=arrival, background=background)
         return await service.offload(sum(each.vector.nbytes for each in embeddings), body_of, request, embeddings)

@@ -18,6 +18,7 @@ from headrace.engine.generation import ChoiceDelta, GenerationRequest
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
 from headrace.server.admission import Admission
+from headrace.server.auth import KeyRing
 from headrace.server.body import BodyBudget
 from headrace.server.logprobs import TokenTexts
 from headrace.text.chat_template import ChatTemplate
@@ -83,6 +84,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(model_name=model_names[0])
         self.admission = Admission(max_requests)
+        self.keys = KeyRing(config.api_keys, config.limited_keys)
         self.bodies = BodyBudget(BODIES_AT_ONCE * config.max_body_bytes)
         self.loaded: LoadedModel | None = None
         self.draining = False
