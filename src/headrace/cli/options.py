@@ -48,7 +48,7 @@ def _server(flag: str, read: Callable[[str], Any], help: str, *, field: str | No
 
 
 MODEL_OPTIONS = (
-    _engine("dtype", values.dtype, "type of weights and KV; auto: float32 on CPU, the checkpoint's on CUDA", metavar="TYPE"),
+    _engine("dtype", values.dtype, "type of weights and of what is computed; auto: float32 on CPU, the checkpoint's on CUDA", metavar="TYPE"),
     _engine(
         "quantization",
         values.quantization,
@@ -69,6 +69,12 @@ MEMORY_OPTIONS = (
         "room for keys and values, taken once at the start: 512MiB, 4GB; default: 512MiB on CPU, the rest of --gpu-memory-utilization on CUDA",
         metavar="SIZE",
         aliases=("kv-cache-memory-bytes",),
+    ),
+    _engine(
+        "kv-cache-dtype",
+        values.dtype,
+        "type of keys and values in store; auto: float16 on CPU beside weights in GGUF blocks, int8 or int4, else the type of --dtype",
+        metavar="TYPE",
     ),
     _engine("gpu-memory-utilization", values.positive_number, "share of a CUDA device that weights, KV and work space may take", metavar="SHARE"),
     _engine("block-size", values.positive_integer, "tokens in a KV block"),
@@ -175,6 +181,7 @@ SERVER_OPTIONS = (
         choices=("last", "mean"),
         metavar="KIND",
     ),
+    _server("web", values.boolean, "serve the web page at /: chat, and a live view of the engine"),
     _server("enable-log-requests", values.boolean, "log each request: id, tokens, times; never its text", field="log_requests"),
 )
 SECURITY_OPTIONS = (

@@ -144,6 +144,7 @@ class FakeRunner:
             device="none",
             threads=1,
             path="fake",
+            kv_cache_dtype="float32",
             kv_bytes=0,
             weight_bytes=0,
             load_seconds=load_seconds,

@@ -20,7 +20,7 @@ from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
 from headrace.runner.compiled import CompiledSteps
 from headrace.runner.deterministic import make_deterministic
-from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
+from headrace.runner.device import kv_budget, resolve_device, resolve_dtype, resolve_kv_dtype
 from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
 from headrace.runner.grammar_masks import GrammarMasks
@@ -86,7 +86,7 @@ class ModelRunner:
             num_kv_heads=model_config.num_kv_heads,
             head_dim=model_config.head_dim,
             block_size=config.block_size,
-            dtype=self._dtype,
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, self._dtype, self._path),
         )
         model_limit = model_config.max_position_embeddings
         peak = self._peak_bytes(shape, min(config.max_model_len or model_limit, model_limit)) if self._device.type == "cuda" else 0
@@ -141,6 +141,7 @@ class ModelRunner:
             device=str(self._device),
             threads=self._threads,
             path=self._path.name,
+            kv_cache_dtype=str(self._storage.shape.dtype).removeprefix("torch."),
             kv_bytes=self._storage.num_bytes,
             weight_bytes=weight_bytes(self._model),
             load_seconds=load_seconds,
@@ -158,7 +159,8 @@ class ModelRunner:
             "model": content_digest(self._config.model),
             "execution path": self._path.name,
             "determinism": str(self._config.deterministic),
-            "dtype": str(shape.dtype).removeprefix("torch."),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "KV dtype": str(shape.dtype).removeprefix("torch."),
             "block size": str(shape.block_size),
             "layers": str(shape.num_layers),
             "heads": f"{shape.num_kv_heads} x {shape.head_dim}",

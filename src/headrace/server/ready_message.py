@@ -27,7 +27,7 @@ def ready_message(service: Service, model: LoadedModel, *, url: str, secured: bo
         f"headrace {__version__} is ready at {url}\n"
         f"  model    {name}, {info.dtype} on {info.device}, {info.threads} threads, loaded in {info.load_seconds:.1f} s\n"
         f"  path     {info.path}\n"
-        f"  context  {info.max_model_len} tokens; the KV cache holds {tokens} tokens ({info.kv_bytes / 2**20:.0f} MiB)\n"
+        f"  context  {info.max_model_len} tokens; the KV cache holds {tokens} tokens ({info.kv_bytes / 2**20:.0f} MiB of {info.kv_cache_dtype})\n"
         f"{grpc_line}"
         "  try\n"
         f"    curl {url}{path} \\\n"
