@@ -222,3 +222,4 @@ class ServerConfig:
     batch_dir: str | None = None  # None: a folder of the model and port under $HEADRACE_HOME, made when the first file comes
     max_file_bytes: int = 512 * 1024 * 1024
     pooling: Literal["last", "mean"] = "last"  # how an embedding is made of a prompt's hidden states
+    web: bool = True  # the page at /

@@ -179,6 +179,7 @@ SERVER_OPTIONS = (
         choices=("last", "mean"),
         metavar="KIND",
     ),
+    _server("web", values.boolean, "serve the web page at /: chat, and a live view of the engine"),
     _server("enable-log-requests", values.boolean, "log each request: id, tokens, times; never its text", field="log_requests"),
 )
 SECURITY_OPTIONS = (

@@ -366,6 +366,7 @@ class Scheduler:
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_findable,
+            num_evictable_blocks=pool.num_evictable,
             prompt_tokens_total=self._admission.prompt_tokens,
             generation_tokens_total=self._generation_tokens,
             prefix_query_tokens_total=self._admission.prefix_query_tokens,

@@ -315,7 +315,9 @@ class EngineClient:
         self.heartbeat = None
         if self._stats is not None:  # a dead engine runs nothing
             free = self._stats.num_blocks
-            self._stats = replace(self._stats, num_running=0, num_waiting=0, num_swapped=0, num_free_blocks=free, num_cached_blocks=0)
+            self._stats = replace(
+                self._stats, num_running=0, num_waiting=0, num_swapped=0, num_free_blocks=free, num_cached_blocks=0, num_evictable_blocks=0
+            )
             self._earlier = self._stats
             self._earlier_compile = self._compile
         for sink in sinks:
