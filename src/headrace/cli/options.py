@@ -88,6 +88,8 @@ MEMORY_OPTIONS = (
         field="session_lease_s",
         metavar="SECONDS",
     ),
+    _engine("session-dir", str, "folder that keeps the blocks of leased sessions over a restart; default: none", metavar="DIR"),
+    _engine("session-quota", values.size, "bytes that sessions may take there; those used last are kept", metavar="SIZE"),
 )
 SCHEDULER_OPTIONS = (
     _engine("max-num-seqs", values.count, "requests that run at the same time"),
@@ -179,6 +181,7 @@ SERVER_OPTIONS = (
         choices=("last", "mean"),
         metavar="KIND",
     ),
+    _server("web", values.boolean, "serve the web page at /: chat, and a live view of the engine"),
     _server("enable-log-requests", values.boolean, "log each request: id, tokens, times; never its text", field="log_requests"),
 )
 SECURITY_OPTIONS = (

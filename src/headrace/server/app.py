@@ -18,6 +18,7 @@ from headrace.server import (
     routes_embeddings,
     routes_files,
     routes_operations,
+    routes_status,
     routes_tokenize,
 )
 from headrace.server.auth import ApiKeys
@@ -31,15 +32,27 @@ from headrace.server.responses import routes as routes_responses
 from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
 from headrace.server.streaming import encode
+from headrace.server.web_page import WebPage
 
 RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens"))
-FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_cache, routes_operations)
+FAMILIES = (
+    routes_completions,
+    routes_chat,
+    routes_responses,
+    routes_messages,
+    routes_embeddings,
+    routes_tokenize,
+    routes_cache,
+    routes_operations,
+    routes_status,
+)
 
 
 def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
-    """From the outside in: request id and log, CORS, errors, keys, routes.
+    """From the outside in: request id and log, CORS, errors, page, keys, routes.
 
-    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused.
+    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused. Our
+    own page stands outside of them as well: a key is entered there.
     """
     routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
     if batches is not None:
@@ -47,8 +60,10 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
         routes += [*routes_files.routes(service, batches), *routes_batches.routes(service, batches)]
     routes.append(document_route(routes, secured=bool(service.config.api_keys or service.config.limited_keys)))
     paths = {route.path_format: route.path_regex for route in routes if isinstance(route, Route)}
-    service.metrics.expect_paths(paths)
     config = service.config
+    if config.web:
+        paths |= WebPage.PATHS
+    service.metrics.expect_paths(paths)
     layers = [Middleware(RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests)]
     if config.allowed_origins:
         layers.append(
@@ -60,7 +75,10 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
                 expose_headers=("X-Request-Id", "request-id", "traceparent", "Retry-After", *RATE_LIMIT_HEADERS),
             )
         )
-    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=service.keys)]
+    layers += [Middleware(ErrorsToJson)]
+    if config.web:
+        layers += [Middleware(WebPage)]
+    layers += [Middleware(ApiKeys, keys=service.keys)]
     app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app

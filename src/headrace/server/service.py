@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.config import CompileStatus, EngineInfo, ServerConfig
+from headrace.config import CompileStatus, EngineConfig, EngineInfo, ServerConfig
 from headrace.core.explain import Explanation
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.wire import Heartbeat
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
 from headrace.server.admission import Admission
@@ -41,6 +42,12 @@ class EngineState(Protocol):
 
     @property
     def restarts_total(self) -> int: ...
+
+    @property
+    def heartbeat(self) -> Heartbeat | None: ...
+
+    @property
+    def config(self) -> EngineConfig: ...
 
     @property
     def compile(self) -> CompileStatus | None: ...

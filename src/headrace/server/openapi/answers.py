@@ -56,6 +56,18 @@ _USAGE = record(
     total_tokens=COUNT,
     prompt_tokens_details=record(cached_tokens=COUNT),
 )
+_ENGINE_COUNTS = ("prompt_tokens", "generation_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens")
+_ENGINE_STATUS = record(
+    at=NUMBER,
+    steps_total=COUNT,
+    runner_seconds_total=NUMBER,
+    idle_seconds_total=NUMBER,
+    running=COUNT,
+    waiting=COUNT,
+    swapped=COUNT,
+    kv_blocks=record(total=COUNT, used=COUNT, cached=COUNT, free=COUNT),
+    **{f"{name}_total": COUNT for name in _ENGINE_COUNTS},
+)
 _IDS_ASKED_FOR = {"token_ids": _IDS, "prompt_token_ids": _IDS, "prompt_logprobs": nullable(array(nullable(ANY_OBJECT)))}
 _BATCH_TIMES = ("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")
 
@@ -149,6 +161,18 @@ SCHEMAS: dict[str, Schema] = {
     "Model": _MODEL,
     "Models": record(object=one_of("list"), data=array(ref("Model"))),
     "State": record(status=one_of("starting", "ready", "draining", "restarting", "dead")),
+    "Status": record(
+        object=one_of("status"),
+        version=TEXT,
+        model=TEXT,
+        state=one_of("starting", "ready", "draining", "restarting", "dead"),
+        max_model_len=nullable(COUNT),
+        max_num_seqs=COUNT,
+        engine_restarts_total=COUNT,
+        first_tokens_total=COUNT,
+        first_token_seconds_total=NUMBER,
+        engine=nullable(_ENGINE_STATUS),
+    ),
     "Version": record(version=TEXT),
     "File": record(id=TEXT, object=one_of("file"), bytes=COUNT, created_at=COUNT, filename=TEXT, purpose=TEXT),
     "Files": page("list", ref("File")),

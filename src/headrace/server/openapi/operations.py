@@ -113,6 +113,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/health"): Operation(summary="Whether the process is alive", answer="State", errors=(400, 500), answers_also=(503,)),
     ("GET", "/ready"): Operation(summary="Whether requests are served now", answer="State", errors=(400, 500), answers_also=(503,)),
     ("GET", "/metrics"): Operation(summary="Metrics for Prometheus", answer="text/plain"),
+    ("GET", "/v1/status"): Operation(summary="How things stand in numbers", answer="Status"),
     ("GET", "/version"): Operation(summary="The version of the server", answer="Version"),
     ("GET", "/openapi.json"): Operation(summary="This document", answer="application/json"),
     ("POST", "/v1/files"): Operation(summary="Send a file", form=FILE_FORM, answer="File", errors=(400, 401, 408, 413, 429, 500, 503)),
