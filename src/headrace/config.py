@@ -74,6 +74,8 @@ class EngineConfig:
     max_num_queued_reqs: int = 1024  # requests that may wait; one more gets 429
     target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2.5 x the decode-only step, more beside many prompts
     session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
+    session_dir: str | None = None  # where the leased sessions' blocks are kept from an orderly end to the next start
+    session_quota: int = 4 * 1024**3  # bytes that they may take there
     async_scheduling: bool = True  # plan step n+1 while step n runs
     speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
@@ -101,6 +103,8 @@ class EngineConfig:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
         if self.compile not in ("off", "auto", "full"):
             raise ConfigError(f"--compile {self.compile} is not known; use off, auto or full.")
+        if self.session_dir is not None and not self.enable_prefix_caching:
+            raise ConfigError("--session-dir keeps blocks of the prefix cache: leave --enable-prefix-caching on, or leave --session-dir out.")
         if self.quantization not in (None, "none", "gguf", "int8", "int4"):
             raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
         if self.kv_cache_dtype not in get_args(DType):

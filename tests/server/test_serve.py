@@ -285,4 +285,5 @@ async def test_the_ready_message_shows_no_key(world: World):
     assert "Bearer YOUR_API_KEY" in message
     assert '"model": "tiny"' in message
     assert "path     fake" in message
+    assert "page     http://h:1/, for browsers\n" in message
     assert ServerConfig().host == "127.0.0.1"  # nobody else can reach a server that was started without a word

@@ -88,6 +88,8 @@ MEMORY_OPTIONS = (
         field="session_lease_s",
         metavar="SECONDS",
     ),
+    _engine("session-dir", str, "folder that keeps the blocks of leased sessions over a restart; default: none", metavar="DIR"),
+    _engine("session-quota", values.size, "bytes that sessions may take there; those used last are kept", metavar="SIZE"),
 )
 SCHEDULER_OPTIONS = (
     _engine("max-num-seqs", values.count, "requests that run at the same time"),

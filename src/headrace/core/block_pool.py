@@ -38,6 +38,11 @@ class BlockPool:
         return len(self._blank) + self.num_evictable
 
     @property
+    def num_blank(self) -> int:
+        """Blocks that nobody holds and in which nothing can be found."""
+        return len(self._blank)
+
+    @property
     def num_findable(self) -> int:
         return self._num_findable
 

@@ -75,6 +75,10 @@ class Scheduler:
         self._generation_tokens = 0
         self._recomputed_tokens = 0
 
+    @property
+    def kv(self) -> KVManager:
+        return self._kv
+
     # -- requests in and out -------------------------------------------------------------------------------------------
 
     def add(self, message: AddRequest, now: float) -> TokenOutput | None:

@@ -131,6 +131,12 @@ class EngineCore:
             self._plans.put(None)
         thread.join()
 
+    def abandon_plan(self) -> None:
+        """After `run`: what a plan that was made ahead and never ran should have written must not be taken for content."""
+        if self._ahead is not None:
+            self._scheduler.fail_step(self._ahead, "The engine ended before this step.")
+            self._ahead = None
+
     def _run_plans(self) -> None:
         """Body of the runner's thread."""
         while (plan := self._plans.get()) is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
 from headrace.runner.artifacts import lend_kernels
@@ -151,6 +152,25 @@ class ModelRunner:
 
     def compile_status(self) -> CompileStatus:
         return self._steps.status()
+
+    def kv_identity(self) -> dict[str, str]:
+        shape = self._storage.shape
+        return {
+            "model": content_digest(self._config.model),
+            "execution path": self._path.name,
+            "determinism": str(self._config.deterministic),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "KV dtype": str(shape.dtype).removeprefix("torch."),
+            "block size": str(shape.block_size),
+            "layers": str(shape.num_layers),
+            "heads": f"{shape.num_kv_heads} x {shape.head_dim}",
+        }
+
+    def read_block(self, block: int) -> bytes:
+        return self._storage.read_block(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        self._storage.write_block(block, data)
 
     def close(self) -> None:
         self._preparation.close()

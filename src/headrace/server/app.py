@@ -51,8 +51,8 @@ FAMILIES = (
 def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
     """From the outside in: request id and log, CORS, errors, page, keys, routes.
 
-    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused. So
-    does our own page, which is where a key is entered.
+    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused. Our
+    own page stands outside of them as well: a key is entered there.
     """
     routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
     if batches is not None:

@@ -279,6 +279,7 @@ class ServingProcess:
 
 def new_grpc_server(service: Service) -> GrpcServer:
     """Its packages are an extra, and are loaded only where they are needed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write what strangers send into the log, byte by byte
     try:
         from headrace.server.open_inference.server import GrpcServer
     except ImportError as error:

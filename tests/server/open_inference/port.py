@@ -26,7 +26,7 @@ class Port:
         self.server = GrpcServer(world.service)
 
     async def open(self) -> None:
-        address = await self.server.open(0)
+        self.address = address = await self.server.open(0)
         self.channel = grpc.aio.insecure_channel(address)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.client = triton.InferenceServerClient(address)

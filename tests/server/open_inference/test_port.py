@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
 from headrace.config import ApiKey
 from headrace.server.open_inference import wire
@@ -152,3 +153,27 @@ async def test_a_key_has_one_limit_on_both_ports(port: Port):
     trailers = dict(caught.value.trailing_metadata())
     assert trailers["error-code"] == "rate_limit_exceeded"
     assert int(trailers["retry-after"]) >= 1
+
+
+async def test_long_answers_are_compressed(port: Port):
+    """Counted between the client and the server."""
+    port.world.service.loaded = port.world.with_context(20_000)
+    host, number = port.address.rsplit(":", 1)
+    received = 0
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
+        nonlocal received
+        while data := await reader.read(65536):
+            received += len(data) if count else 0
+            writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(host, int(number))
+        await asyncio.gather(forward(reader, far_writer, count=False), forward(far_reader, writer, count=True))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{between.sockets[0].getsockname()[1]}") as channel:
+            response = await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(typed(max_tokens=5000))
+        assert len(response.SerializeToString()) > 10_000
+        assert received < 3000

@@ -73,7 +73,7 @@ def parse(request: Any, service: Service, model: LoadedModel, outputs: Iterable[
     name = service.check_model_name(request.model_name or None)
     check_version(request.model_version)
     body, prompt_field = body_of(request)
-    if "stream" not in body:
+    if body.get("stream") is None:
         body["stream"] = stream
     elif body["stream"] is True and not stream:
         raise InvalidRequest("stream: true needs the call ModelStreamInfer; ModelInfer has one response.", param="stream")
