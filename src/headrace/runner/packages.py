@@ -105,6 +105,8 @@ def unseal(entry: bytes, wanted: Facts, secret: bytes | None) -> bytes:
         facts, size, digest = dict(header["facts"]), int(header["size"]), str(header["sha256"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PackageRefused("its header is torn") from error
+    if json.dumps(header, sort_keys=True).encode() != entry[begin:end]:  # a tab for a blank is the same JSON, but nothing that seal() writes
+        raise PackageRefused("its header is torn")
     body = entry[end:]
     if len(body) != size:
         raise PackageRefused(f"it is torn: {len(body)} of {size} bytes")
