@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headrace.errors import ConfigError
 
@@ -57,6 +57,7 @@ class EngineConfig:
     # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
     # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
     quantization: Literal["none", "gguf", "int8", "int4"] | None = None
+    kv_cache_dtype: DType = "auto"  # of keys and values; auto: float16 beside weights in blocks or few bits on CPU, else the model's dtype
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
     max_num_seqs: int = 64
@@ -73,6 +74,8 @@ class EngineConfig:
     max_num_queued_reqs: int = 1024  # requests that may wait; one more gets 429
     target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2.5 x the decode-only step, more beside many prompts
     session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
+    session_dir: str | None = None  # where the leased sessions' blocks are kept from an orderly end to the next start
+    session_quota: int = 4 * 1024**3  # bytes that they may take there
     async_scheduling: bool = True  # plan step n+1 while step n runs
     speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
@@ -100,8 +103,12 @@ class EngineConfig:
             raise ConfigError(f"--max-num-queued-reqs must not be negative, not {self.max_num_queued_reqs}.")
         if self.compile not in ("off", "auto", "full"):
             raise ConfigError(f"--compile {self.compile} is not known; use off, auto or full.")
+        if self.session_dir is not None and not self.enable_prefix_caching:
+            raise ConfigError("--session-dir keeps blocks of the prefix cache: leave --enable-prefix-caching on, or leave --session-dir out.")
         if self.quantization not in (None, "none", "gguf", "int8", "int4"):
             raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
+        if self.kv_cache_dtype not in get_args(DType):
+            raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} is not known; use auto, float32, float16 or bfloat16.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
 
@@ -140,6 +147,7 @@ class EngineInfo:
     device: str
     threads: int
     path: str  # which execution path serves: "eager", with what differs from it
+    kv_cache_dtype: str
     kv_bytes: int
     weight_bytes: int
     load_seconds: float
@@ -199,6 +207,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None  # None: no gRPC; 0: any free one
     api_keys: tuple[str, ...] = ()  # without limits
     limited_keys: tuple[ApiKey, ...] = ()  # if there are no keys of both kinds, none is asked for
     allowed_origins: tuple[str, ...] = ()  # CORS; "*" allows all
@@ -217,3 +226,4 @@ class ServerConfig:
     batch_dir: str | None = None  # None: a folder of the model and port under $HEADRACE_HOME, made when the first file comes
     max_file_bytes: int = 512 * 1024 * 1024
     pooling: Literal["last", "mean"] = "last"  # how an embedding is made of a prompt's hidden states
+    web: bool = True  # the page at /

@@ -9,11 +9,12 @@ from headrace.config import EngineConfig, ServerConfig
 
 FLAGS = """
 allowed-origins api-key api-keys-file artifacts async-scheduling batch-dir block-size body-timeout chat-template compile compile-cache deterministic
-device dtype enable-chunked-prefill enable-log-requests enable-prefix-caching gpu-memory-utilization host kv-cache-memory-bytes kv-memory
+device dtype enable-chunked-prefill enable-log-requests enable-prefix-caching gpu-memory-utilization grpc-port host kv-cache-dtype
+kv-cache-memory-bytes kv-memory
 max-body-size max-file-size max-model-len max-num-batched-tokens max-num-queued-reqs max-num-seqs max-restarts max-seq-len-to-capture
 num-gpu-blocks-override pooling port preemption-mode quantization reasoning-parser runner-factory scheduling-policy seed served-model-name
-session-lease shutdown-timeout speculative-config ssl-certfile ssl-keyfile step-timeout swap-space target-itl-ms threads tool-call-parser
-trust-request-chat-template
+session-dir session-lease session-quota shutdown-timeout speculative-config ssl-certfile ssl-keyfile step-timeout swap-space target-itl-ms threads
+tool-call-parser trust-request-chat-template web
 """
 
 OPTIONS = [option for _, group in SERVE_GROUPS for option in group]

@@ -94,6 +94,27 @@ class KVMachine(RuleBasedStateMachine):
             self.verify(holder)
         self.end()
 
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from([None, "a"]), sound=st.booleans())
+    def restore(self, tokens: list[int], salt: str | None, sound: bool) -> None:
+        """Blocks come from elsewhere: only blank ones are filled, and nothing is found of those that could not be."""
+        self.begin()
+        cached, blank = self.managers[0].pool.num_findable, self.managers[0].pool.num_blank
+        tables = [manager.new_table(salt=salt, session_id="s") for manager in self.managers]
+        new = self.both([m.restore(t, tokens) for m, t in zip(self.managers, tables, strict=True)])
+        assert isinstance(new, list)
+        blocks = tables[0].blocks
+        assert len(blocks) == len(tokens) // SIZE or len(new) == blank
+        for index, block in enumerate(blocks):
+            content = (salt, *tokens[: (index + 1) * SIZE])
+            assert block in new or self.device[block] == content
+            self.device[block] = content
+        for manager, table in zip(self.managers, tables, strict=True):
+            if sound:
+                manager.register(table, tokens, len(blocks) * SIZE)
+            manager.free(table, lease_s=5.0)
+            assert manager.pool.num_findable == cached + (len(new) if sound else 0)
+        self.end()
+
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 100), token=st.integers(0, 1))
     def decode(self, pick: int, token: int) -> None:

@@ -14,7 +14,7 @@ def make(num_prompt: int = 5, max_total: int = 10) -> Request:
         rank=(0, 0.0, 0),
         queue_key=(0, 0.0, 0),
         max_total_tokens=max_total,
-        table=BlockTable(salt=None, leased=False),
+        table=BlockTable(salt=None),
     )
 
 

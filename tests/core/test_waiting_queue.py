@@ -17,7 +17,7 @@ def fill(*messages) -> tuple[WaitingQueue, TenantShares]:
                 rank=rank(message, seq, "priority"),
                 queue_key=queue_key(message, seq, "priority"),
                 max_total_tokens=99,
-                table=BlockTable(salt=None, leased=False),
+                table=BlockTable(salt=None),
             )
         )
         queue.check()

@@ -238,6 +238,20 @@ def test_a_long_step_is_told_by_heartbeats(monkeypatch):
         assert bench.heartbeats()[-1].step_seconds_total >= 0.02
 
 
+def test_heartbeats_tell_idle_time_from_work(monkeypatch):
+    monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.02)
+    with running(held=True) as bench:
+        begin = time.monotonic()
+        time.sleep(0.2)
+        bench.add("a", 1)
+        until(lambda: len([beat for beat in bench.heartbeats() if beat.step_started is not None]) >= 2)
+        first, second = [beat for beat in bench.heartbeats() if beat.step_started is not None][:2]
+        assert 0.15 <= first.idle_seconds_total <= first.at - begin + 0.1
+        assert second.idle_seconds_total == first.idle_seconds_total, "a step is no idle time"
+        assert begin < first.at < second.at <= time.monotonic()
+        bench.runner.permits.release()
+
+
 def test_heartbeats_are_few():
     with running() as bench:
         begin = time.monotonic()

@@ -19,6 +19,7 @@ INFO = EngineInfo(
     device="none",
     threads=1,
     path="fake",
+    kv_cache_dtype="float32",
     kv_bytes=0,
     weight_bytes=0,
     load_seconds=0.0,

@@ -96,6 +96,7 @@ INFOS = st.builds(
     device=TEXT,
     threads=COUNT,
     path=TEXT,
+    kv_cache_dtype=TEXT,
     kv_bytes=COUNT,
     weight_bytes=COUNT,
     load_seconds=NUMBER,

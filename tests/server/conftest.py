@@ -5,6 +5,7 @@ import pytest
 from headrace.text.tokenizer import Tokenizer
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.server.fakes import World
+from tests.server.sites import Site, opened
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,9 @@ async def world(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> AsyncIt
     world = World(tokenizer, **getattr(request, "param", {}))
     yield world
     await world.close()
+
+
+@pytest.fixture
+async def site(world: World) -> AsyncIterator[Site]:
+    async with opened(world) as site:
+        yield site

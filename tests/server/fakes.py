@@ -18,6 +18,7 @@ from headrace.core.kv_manager import KVManager
 from headrace.core.messages import SchedulerStats, TokenLogprobs
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.wire import Heartbeat
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.server.app import create_app
 from headrace.server.batch_service import BatchService
@@ -53,6 +54,8 @@ class FakeEngine:
         self.state = "ready"
         self.stats: SchedulerStats | None = STATS
         self.restarts_total = 0
+        self.heartbeat: Heartbeat | None = None
+        self.config = EngineConfig(model="fake", max_num_seqs=16)
         self.compile: CompileStatus | None = None
         self.kv = KVManager(num_blocks=16, block_size=4)
 
@@ -153,6 +156,7 @@ def load(tokenizer: Tokenizer, generator: FakeGenerator, *, context: int = CONTE
         device="none",
         threads=1,
         path="fake",
+        kv_cache_dtype="float32",
         kv_bytes=0,
         weight_bytes=0,
         load_seconds=0.0,

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -130,6 +131,30 @@ def test_the_printed_request_works(start: Start):
     assert "sk-1" not in process.output()
     done = subprocess.run(["bash", "-c", command.replace("curl", "curl -s --noproxy '*'")], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_https_with_a_certificate_of_ones_own(start: Start, tmp_path: Path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], check=True, capture_output=True)
+    process = start("--ssl-certfile", str(cert), "--ssl-keyfile", str(key), eos_every=0)
+    url = f"https://127.0.0.1:{process.port}"
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(cert)), trust_env=False, timeout=10) as client:
+
+        def ready() -> bool:
+            try:
+                return client.get(f"{url}/ready").status_code == 200
+            except httpx.ConnectError:
+                return False
+
+        process.until(ready)
+        body = {"prompt": "hello", "max_tokens": 5, "stream": True}
+        assert client.post(f"{url}/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
+    assert process.status("/health") is None  # nothing is said without encryption
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{url}/health", trust_env=False)
+    process.popen.terminate()
+    assert process.ended() == 0
 
 
 def test_running_requests_may_end(start: Start, pool: ThreadPoolExecutor):
@@ -260,4 +285,5 @@ async def test_the_ready_message_shows_no_key(world: World):
     assert "Bearer YOUR_API_KEY" in message
     assert '"model": "tiny"' in message
     assert "path     fake" in message
+    assert "page     http://h:1/, for browsers\n" in message
     assert ServerConfig().host == "127.0.0.1"  # nobody else can reach a server that was started without a word

@@ -48,7 +48,7 @@ def _server(flag: str, read: Callable[[str], Any], help: str, *, field: str | No
 
 
 MODEL_OPTIONS = (
-    _engine("dtype", values.dtype, "type of weights and KV; auto: float32 on CPU, the checkpoint's on CUDA", metavar="TYPE"),
+    _engine("dtype", values.dtype, "type of weights and of what is computed; auto: float32 on CPU, the checkpoint's on CUDA", metavar="TYPE"),
     _engine(
         "quantization",
         values.quantization,
@@ -70,6 +70,12 @@ MEMORY_OPTIONS = (
         metavar="SIZE",
         aliases=("kv-cache-memory-bytes",),
     ),
+    _engine(
+        "kv-cache-dtype",
+        values.dtype,
+        "type of keys and values in store; auto: float16 on CPU beside weights in GGUF blocks, int8 or int4, else the type of --dtype",
+        metavar="TYPE",
+    ),
     _engine("gpu-memory-utilization", values.positive_number, "share of a CUDA device that weights, KV and work space may take", metavar="SHARE"),
     _engine("block-size", values.positive_integer, "tokens in a KV block"),
     _engine("num-gpu-blocks-override", values.positive_integer, "exactly so many KV blocks, whatever the memory"),
@@ -82,6 +88,8 @@ MEMORY_OPTIONS = (
         field="session_lease_s",
         metavar="SECONDS",
     ),
+    _engine("session-dir", str, "folder that keeps the blocks of leased sessions over a restart; default: none", metavar="DIR"),
+    _engine("session-quota", values.size, "bytes that sessions may take there; those used last are kept", metavar="SIZE"),
 )
 SCHEDULER_OPTIONS = (
     _engine("max-num-seqs", values.count, "requests that run at the same time"),
@@ -136,6 +144,7 @@ COMPILE_OPTIONS = (
 SERVER_OPTIONS = (
     _server("host", str, "address to listen on; 0.0.0.0: every interface", metavar="ADDRESS"),
     _server("port", values.port, "port to listen on; 0: any free one"),
+    _server("grpc-port", values.port, "port for the Open Inference Protocol over gRPC; 0: any free one; needs headrace[grpc]; default: none"),
     _server(
         "served-model-name", str, "names that clients may use; the first one is in the answers", field="served_model_names", metavar="NAME", many=True
     ),
@@ -173,6 +182,7 @@ SERVER_OPTIONS = (
         choices=("last", "mean"),
         metavar="KIND",
     ),
+    _server("web", values.boolean, "serve the web page at /: chat, and a live view of the engine"),
     _server("enable-log-requests", values.boolean, "log each request: id, tokens, times; never its text", field="log_requests"),
 )
 SECURITY_OPTIONS = (

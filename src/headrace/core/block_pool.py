@@ -35,11 +35,21 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds; findable ones count, they are evicted when needed."""
-        return len(self._blank) + len(self._lru) + len(self._leased)
+        return len(self._blank) + self.num_evictable
+
+    @property
+    def num_blank(self) -> int:
+        """Blocks that nobody holds and in which nothing can be found."""
+        return len(self._blank)
 
     @property
     def num_findable(self) -> int:
         return self._num_findable
+
+    @property
+    def num_evictable(self) -> int:
+        """Findable blocks that nobody holds."""
+        return len(self._lru) + len(self._leased)
 
     @property
     def num_leased(self) -> int:
@@ -164,6 +174,7 @@ class BlockPool:
         assert all(count >= 0 for count in self._ref_counts)
         findable = {block for block in range(self.num_blocks) if self._nodes[block] is not None}
         assert len(findable) == self._num_findable
+        assert self.num_evictable == len(findable) - sum(self._nodes[block] is not None for block in held)
         assert findable.isdisjoint(self._blank)
         assert findable.issuperset(self._lru)
         assert findable.issuperset(self._leased)

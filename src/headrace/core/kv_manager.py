@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from headrace.core.block_pool import BlockPool
 from headrace.core.prefix import HashFunction, PrefixNode, blake2b_digest, make_node, same_prefix
 from headrace.core.prefix_journal import PrefixJournal
+from headrace.core.sessions import Session, Sessions
+
+SESSION_SHARE = 4  # one session leases at most one block in so many of the pool; all sessions together one in two, see `BlockPool`
 
 BlockPairs = list[tuple[int, int]]
 
@@ -65,6 +68,7 @@ class KVManager:
         self.num_host_blocks = num_host_blocks
         self.pool = BlockPool(num_blocks)
         self.journal = PrefixJournal(num_blocks)
+        self.sessions = Sessions(num_blocks)
         self.written: set[int] = set()  # blocks that rows of the plan being made write
         self.caching = enable_prefix_caching
         self._session_lease_s = session_lease_s
@@ -176,6 +180,22 @@ class KVManager:
         num_idle = sum(self.pool.ref_count(block) == 0 for block in shared)
         return self.pool.num_free - num_idle >= self.num_blocks_for(num_tokens) - len(matched) + reserve
 
+    def restore(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
+        """Take blocks for full blocks of tokens that were computed elsewhere, as many as there are without evicting any.
+
+        Returns those that the caller must fill, the last ones of the table; it then calls `register` and `free`, or only `free` where it cannot.
+        """
+        assert not table.blocks
+        matched = self.match(table, token_ids)
+        for block, node in zip(matched, table.chain, strict=False):
+            self.pool.acquire(block)
+            self.journal.note(table.tenant, node)
+        num_new = min(len(token_ids) // self.block_size - len(matched), self.pool.num_blank) if self.caching else 0
+        new = [self.pool.allocate() for _ in range(num_new)]
+        table.blocks = [*matched, *new]
+        table.num_registered = len(matched)
+        return new
+
     def fork(self, parent: BlockTable, child: BlockTable, num_prompt: int, *, reserve: int) -> tuple[int, BlockPairs] | None:
         """Share the parent's prompt blocks; the child computes the last prompt token again, in a block of its own.
 
@@ -220,9 +240,9 @@ class KVManager:
 
     # -- giving blocks back --------------------------------------------------------------------------------------------
 
-    def free(self, table: BlockTable) -> None:
-        """Give all blocks back. Later blocks are evicted before earlier ones."""
-        self._release_device(table)
+    def free(self, table: BlockTable, *, lease_s: float | None = None) -> None:
+        """Give all blocks back. Later blocks are evicted before earlier ones. `lease_s`: of a session, instead of a whole lease."""
+        self._release_device(table, lease_s)
         self._host_free.extend(table.host_blocks)
         table.host_blocks.clear()
 
@@ -261,15 +281,24 @@ class KVManager:
         for block in blocks:
             self.pool.uncache(block)
 
-    def _release_device(self, table: BlockTable) -> None:
+    def _release_device(self, table: BlockTable, lease_s: float | None = None) -> None:
         for node in table.chain[table.num_registered : table.num_promised]:
             self._break_promise(table, node)
-        lease_until = self._now + self._session_lease_s if table.session_id is not None else 0.0
-        for block in reversed(table.blocks):
-            self.pool.release(block, lease_until=lease_until)
+        lease_until, num_leased = 0.0, 0
+        if table.session_id is not None:
+            lease_until = self._now + (self._session_lease_s if lease_s is None else min(lease_s, self._session_lease_s))
+            num_leased = max(1, self.pool.num_blocks // SESSION_SHARE)
+            self._note_session(table, table.session_id, lease_until)
+        for index in reversed(range(len(table.blocks))):
+            self.pool.release(table.blocks[index], lease_until=lease_until if index < num_leased else 0.0)
         table.blocks = []
         table.num_registered = 0
         table.num_promised = 0
+
+    def _note_session(self, table: BlockTable, session_id: str, lease_until: float) -> None:
+        chain = tuple(table.chain[: table.num_registered])
+        if chain:
+            self.sessions.note(Session(session_id=session_id, tenant=table.tenant, salt=table.salt, lease_until=lease_until, chain=chain))
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -307,6 +336,7 @@ class KVManager:
         """Recompute every derived fact from the tables of all live requests; raise AssertionError where one is wrong."""
         tables = list(tables)
         self.pool.check()
+        self.sessions.check()
         counts = Counter(block for table in tables for block in table.blocks)
         counts.update(self._pinned)
         for block in range(self.pool.num_blocks):

@@ -156,3 +156,4 @@ class SchedulerStats:
     spec_draft_tokens_total: int = 0  # guesses
     spec_accepted_tokens_total: int = 0  # guesses that were right
     spec_rejected_tokens_total: int = 0
+    num_evictable_blocks: int = 0  # findable and not held: the cached ones among the free

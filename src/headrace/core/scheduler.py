@@ -74,6 +74,10 @@ class Scheduler:
         self._generation_tokens = 0
         self._recomputed_tokens = 0
 
+    @property
+    def kv(self) -> KVManager:
+        return self._kv
+
     # -- requests in and out -------------------------------------------------------------------------------------------
 
     def add(self, message: AddRequest, now: float) -> TokenOutput | None:
@@ -366,6 +370,7 @@ class Scheduler:
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_findable,
+            num_evictable_blocks=pool.num_evictable,
             prompt_tokens_total=self._admission.prompt_tokens,
             generation_tokens_total=self._generation_tokens,
             prefix_query_tokens_total=self._admission.prefix_query_tokens,

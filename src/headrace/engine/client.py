@@ -40,6 +40,7 @@ RESTART_WINDOW_S = 600.0
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 30.0
 CLOSE_GRACE_S = 3.0
+SAVE_GRACE_S = 60.0  # where sessions are written at the end
 _START_ERRORS: dict[str, type[StartError]] = {"ConfigError": ConfigError, "ModelLoadError": ModelLoadError}
 
 logger = logging.getLogger("headrace.engine")
@@ -194,7 +195,10 @@ class EngineClient:
         process, self._process = self._process, None
         self._fail_open("The engine has been shut down.")
         if process is not None:
-            await process.close(CLOSE_GRACE_S if serving else 0.0)  # one that loads its model would not listen
+            await process.close(self._close_grace() if serving else 0.0)  # one that loads its model would not listen
+
+    def _close_grace(self) -> float:
+        return CLOSE_GRACE_S if self.config.session_dir is None else SAVE_GRACE_S
 
     async def _launch(self) -> EngineInfo:
         """Spawns a child and waits for `Started`. Kills it on any failure."""
@@ -315,7 +319,9 @@ class EngineClient:
         self.heartbeat = None
         if self._stats is not None:  # a dead engine runs nothing
             free = self._stats.num_blocks
-            self._stats = replace(self._stats, num_running=0, num_waiting=0, num_swapped=0, num_free_blocks=free, num_cached_blocks=0)
+            self._stats = replace(
+                self._stats, num_running=0, num_waiting=0, num_swapped=0, num_free_blocks=free, num_cached_blocks=0, num_evictable_blocks=0
+            )
             self._earlier = self._stats
             self._earlier_compile = self._compile
         for sink in sinks:

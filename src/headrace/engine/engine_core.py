@@ -105,6 +105,7 @@ class EngineCore:
         self._failed_steps = 0  # in a row
         self._steps_total = 0
         self._step_seconds_total = 0.0
+        self._idle_seconds_total = 0.0
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
 
@@ -130,6 +131,12 @@ class EngineCore:
             self._plans.put(None)
         thread.join()
 
+    def abandon_plan(self) -> None:
+        """After `run`: what a plan that was made ahead and never ran should have written must not be taken for content."""
+        if self._ahead is not None:
+            self._scheduler.fail_step(self._ahead, "The engine ended before this step.")
+            self._ahead = None
+
     def _run_plans(self) -> None:
         """Body of the runner's thread."""
         while (plan := self._plans.get()) is not None:
@@ -141,9 +148,12 @@ class EngineCore:
 
     def _drain_inbox(self) -> None:
         """Handles all that has arrived; sleeps for the first message if there is nothing else to do."""
-        timeout = None if self._idle() else max(self._last_heartbeat + HEARTBEAT_S - self._clock(), 0.0)
+        idle, since = self._idle(), self._clock()
+        timeout = None if idle else max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
         try:
             message = self._inbox.get(timeout=timeout)
+            if idle:
+                self._idle_seconds_total += self._clock() - since
             while True:
                 self._handle(message)
                 message = self._inbox.get_nowait()
@@ -241,6 +251,7 @@ class EngineCore:
         if not due:
             return
         status = None if self._compile_status is None else self._compile_status()
-        self._emit(Heartbeat(self._scheduler.stats(), self._step_started, self._steps_total, self._step_seconds_total, status))
+        stats, idle = self._scheduler.stats(), self._idle_seconds_total
+        self._emit(Heartbeat(stats, self._step_started, self._steps_total, self._step_seconds_total, now, idle, status))
         self._last_heartbeat = now
         self._stale = False

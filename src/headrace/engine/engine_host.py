@@ -24,9 +24,11 @@ from headrace.config import EngineConfig, EngineInfo, SchedulerConfig
 from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore, Inbound, News, debugging
 from headrace.engine.grammar_gate import GrammarGate
+from headrace.engine.session_store import SessionStore
 from headrace.engine.wire import Configure, Failed, FromEngine, Started, WireError, decode_to_engine, encode_frame, read_body
 from headrace.errors import ConfigError, StartError
 from headrace.runner.factory import make_runner
+from headrace.runner.interface import Runner
 
 EXIT_BROKEN = 70  # the engine ran and cannot go on (EX_SOFTWARE)
 PR_SET_PDEATHSIG = 1
@@ -66,6 +68,7 @@ def main(fd: int) -> int:
     _die_with_parent()
     os.set_inheritable(fd, False)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("headrace.sessions").setLevel(logging.INFO)
     connection = socket.socket(fileno=fd)
     writer = Writer(connection)
     try:
@@ -96,12 +99,25 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
         info = runner.info(load_seconds=time.monotonic() - begin)
         scheduler = Scheduler(scheduler_config(config, info, num_host_blocks=runner.num_host_blocks))
         core = EngineCore(runner, scheduler, gate.emit, inbox=inbox, async_scheduling=config.async_scheduling, compile_status=runner.compile_status)
+        sessions = open_sessions(config, scheduler, runner)
         writer.send(Started(info, scheduler.stats()))
         runner.start_preparation(lambda: core.post(News()))
         core.run()
+        if sessions is not None:
+            core.abandon_plan()
+            sessions.save()
     finally:
         runner.close()
     return 0
+
+
+def open_sessions(config: EngineConfig, scheduler: Scheduler, runner: Runner) -> SessionStore | None:
+    """Brings back the sessions that an earlier engine has left; None where none are kept."""
+    if config.session_dir is None:
+        return None
+    store = SessionStore(config.session_dir, quota=config.session_quota, kv=scheduler.kv, runner=runner)
+    store.load()
+    return store
 
 
 def _read(connection: socket.socket, gate: GrammarGate) -> None:

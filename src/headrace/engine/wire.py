@@ -71,6 +71,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=8, array_like=True):
     step_started: float | None  # monotonic seconds; None: no step runs
     steps_total: int
     step_seconds_total: float  # wall time of the runner over all steps
+    at: float  # monotonic seconds of this snapshot
+    idle_seconds_total: float  # wall time without any request, from the engine's start to `at`
     compile: CompileStatus | None = None  # how far faster paths are, and what they serve
 
 

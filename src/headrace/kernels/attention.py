@@ -25,6 +25,7 @@ from torch import Tensor
 _MAX_GATHERED_TOKENS = 1 << 16  # most padded context tokens in one group: bounds the work space
 _MIN_PADDING = 32  # up to so many padded tokens a row always beat one more group
 _SOFTCAP_QUERY_SLICE = 256  # queries whose scores are held at once where they are computed by hand
+MAX_FLOAT16 = 65504.0
 _DETERMINISTIC_STEP = 64  # smallest padded context in deterministic mode
 
 
@@ -88,10 +89,15 @@ class AttentionMetadata:
 
 
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping_T: Tensor) -> None:
-    """Store the step's keys and values. Caches: [num_blocks, block_size, K, D], contiguous; slots: int64 [T], distinct."""
+    """Store the step's keys and values. Caches: [num_blocks, block_size, K, D], contiguous; slots: int64 [T], distinct.
+
+    What a float16 cache can't hold becomes the largest that it can, not infinity.
+    """
     for new, cache in ((k_TKD, k_cache), (v_TKD, v_cache)):
         flat = cache.view(-1, cache.shape[2], cache.shape[3])
-        flat.index_copy_(0, slot_mapping_T, new if new.dtype == cache.dtype else new.to(cache.dtype))
+        if new.dtype != cache.dtype:
+            new = (new.clamp(-MAX_FLOAT16, MAX_FLOAT16) if cache.dtype == torch.float16 else new).to(cache.dtype)
+        flat.index_copy_(0, slot_mapping_T, new)
 
 
 def paged_attention(

@@ -83,11 +83,9 @@ class PackedAttention(Attention):
             qk, v = qkv.split((self.q_size + self.kv_size, self.kv_size), dim=-1)
             qkv = torch.cat((self.norm_qk(qk), v), dim=-1)
         q_THD = cpu.rope_write_kv(qkv, cos_sin, *kv_cache, meta.slot_mapping_T)
-        attend = cpu.paged_attention
-        if self.head_dim % cpu.HEAD_STEP:
-            attend, q_THD = paged_attention, q_THD.to(kv_cache[0].dtype)
+        attend = paged_attention if self.head_dim % cpu.HEAD_STEP else cpu.paged_attention
         out_THD = attend(q_THD, *kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, logit_softcap=self.logit_softcap)
-        return self.output(out_THD.flatten(1).float())
+        return self.output(out_THD.flatten(1))
 
 
 class PackedLayer(DecoderLayer):

@@ -82,6 +82,8 @@ class Metrics:
 
     def __init__(self, *, model_name: str) -> None:
         self.faults = 0  # recorders that failed
+        self.first_tokens_total = 0
+        self.first_token_seconds_total = 0.0  # from arrival, over all of them
         self.registry = CollectorRegistry()
         self._model = model_name
         self._totals = EngineTotals(model_name)
@@ -139,6 +141,8 @@ class Metrics:
     @harmless
     def first_token(self, seconds: float) -> None:
         self._first.observe(max(0.0, seconds))
+        self.first_tokens_total += 1
+        self.first_token_seconds_total += max(0.0, seconds)
 
     @harmless
     def more_tokens(self, seconds: float, count: int) -> None:

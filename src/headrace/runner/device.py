@@ -6,6 +6,7 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.runner.execution_path import ExecutionPath
 from headrace.runner.kv_storage import cpu_budget
 from headrace.runner.memory import available_host_memory
 
@@ -32,6 +33,13 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: torch.dtype) -> t
     if name != "auto":
         return _DTYPES[name]
     return torch.float32 if device.type == "cpu" else checkpoint
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype, path: ExecutionPath) -> torch.dtype:
+    """auto: the model's `dtype`; float16 where the weights are rounded far more than that."""
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.float16 if path.packed or path.bits is not None else dtype
 
 
 def kv_budget(config: EngineConfig, device: torch.device, peak_bytes: int) -> int:

@@ -144,6 +144,7 @@ class FakeRunner:
             device="none",
             threads=1,
             path="fake",
+            kv_cache_dtype="float32",
             kv_bytes=0,
             weight_bytes=0,
             load_seconds=load_seconds,
@@ -154,6 +155,17 @@ class FakeRunner:
 
     def compile_status(self) -> CompileStatus:
         return CompileStatus(mode="off", state="ready")
+
+    def kv_identity(self) -> dict[str, str]:
+        return {"model": "fake", "block size": str(self.block_size)}
+
+    def read_block(self, block: int) -> bytes:
+        return struct.pack(f"<{self.block_size}Q", *self._device[block])
+
+    def write_block(self, block: int, data: bytes) -> None:
+        if len(data) != 8 * self.block_size:
+            raise ValueError(f"a block has {8 * self.block_size} bytes, not {len(data)}")
+        self._device[block] = list(struct.unpack(f"<{self.block_size}Q", data))
 
     def close(self) -> None:
         self._slots = []

@@ -52,6 +52,18 @@ class Runner(Protocol):
         """A snapshot, from any thread."""
         ...
 
+    def kv_identity(self) -> dict[str, str]:
+        """What must be the same, name by name, for the content of a block to mean the same to another runner."""
+        ...
+
+    def read_block(self, block: int) -> bytes:
+        """What a device block holds. Only while no plan is executed."""
+        ...
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a device block with what `read_block` gave. ValueError where that does not fit. Only while no plan is executed."""
+        ...
+
     def close(self) -> None:
         """Gives memory and threads back. Nothing may be executed afterwards."""
         ...

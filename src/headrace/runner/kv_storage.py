@@ -111,6 +111,19 @@ class KVStorage:
         """(from device block, to device block) pairs; every source is read before any target is written."""
         self._transfer(self.caches, self.caches, pairs)
 
+    def read_block(self, block: int) -> bytes:
+        """What a device block holds: keys, then values, layer by layer."""
+        return b"".join(cache[block].contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for layer in self.caches for cache in layer)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a device block with what `read_block` gave. ValueError where the length is another."""
+        if len(data) != self.shape.block_bytes:
+            raise ValueError(f"a block has {self.shape.block_bytes} bytes, not {len(data)}")
+        parts = torch.frombuffer(bytearray(data), dtype=torch.uint8).chunk(2 * self.shape.num_layers)
+        caches = [cache for layer in self.caches for cache in layer]
+        for cache, part in zip(caches, parts, strict=True):
+            cache[block].copy_(part.clone().view(cache.dtype).view(cache[block].shape))
+
     @staticmethod
     def _transfer(source: KVCaches, target: KVCaches, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:

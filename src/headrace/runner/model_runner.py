@@ -13,13 +13,14 @@ from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
 from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
 from headrace.runner.compiled import CompiledSteps
 from headrace.runner.deterministic import make_deterministic
-from headrace.runner.device import kv_budget, resolve_device, resolve_dtype
+from headrace.runner.device import kv_budget, resolve_device, resolve_dtype, resolve_kv_dtype
 from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
 from headrace.runner.grammar_masks import GrammarMasks
@@ -85,7 +86,7 @@ class ModelRunner:
             num_kv_heads=model_config.num_kv_heads,
             head_dim=model_config.head_dim,
             block_size=config.block_size,
-            dtype=self._dtype,
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, self._dtype, self._path),
         )
         model_limit = model_config.max_position_embeddings
         peak = self._peak_bytes(shape, min(config.max_model_len or model_limit, model_limit)) if self._device.type == "cuda" else 0
@@ -140,6 +141,7 @@ class ModelRunner:
             device=str(self._device),
             threads=self._threads,
             path=self._path.name,
+            kv_cache_dtype=str(self._storage.shape.dtype).removeprefix("torch."),
             kv_bytes=self._storage.num_bytes,
             weight_bytes=weight_bytes(self._model),
             load_seconds=load_seconds,
@@ -150,6 +152,25 @@ class ModelRunner:
 
     def compile_status(self) -> CompileStatus:
         return self._steps.status()
+
+    def kv_identity(self) -> dict[str, str]:
+        shape = self._storage.shape
+        return {
+            "model": content_digest(self._config.model),
+            "execution path": self._path.name,
+            "determinism": str(self._config.deterministic),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "KV dtype": str(shape.dtype).removeprefix("torch."),
+            "block size": str(shape.block_size),
+            "layers": str(shape.num_layers),
+            "heads": f"{shape.num_kv_heads} x {shape.head_dim}",
+        }
+
+    def read_block(self, block: int) -> bytes:
+        return self._storage.read_block(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        self._storage.write_block(block, data)
 
     def close(self) -> None:
         self._preparation.close()

@@ -6,6 +6,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from headrace.server import (
@@ -16,6 +18,7 @@ from headrace.server import (
     routes_embeddings,
     routes_files,
     routes_operations,
+    routes_status,
     routes_tokenize,
 )
 from headrace.server.auth import ApiKeys
@@ -23,27 +26,44 @@ from headrace.server.batch_service import ENDPOINTS, AnswerBody, BatchService
 from headrace.server.errors_to_json import ErrorsToJson, routing_error
 from headrace.server.generation_route import GenerationRoute
 from headrace.server.messages import routes as routes_messages
+from headrace.server.openapi import document as openapi
 from headrace.server.request_log import RequestLog
 from headrace.server.responses import routes as routes_responses
 from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
+from headrace.server.streaming import encode
+from headrace.server.web_page import WebPage
 
 RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens"))
-FAMILIES = (routes_completions, routes_chat, routes_responses, routes_messages, routes_embeddings, routes_tokenize, routes_cache, routes_operations)
+FAMILIES = (
+    routes_completions,
+    routes_chat,
+    routes_responses,
+    routes_messages,
+    routes_embeddings,
+    routes_tokenize,
+    routes_cache,
+    routes_operations,
+    routes_status,
+)
 
 
 def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
-    """From the outside in: request id and log, CORS, errors, keys, routes.
+    """From the outside in: request id and log, CORS, errors, page, keys, routes.
 
-    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused.
+    CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused. Our
+    own page stands outside of them as well: a key is entered there.
     """
     routes: list[BaseRoute] = [route for family in FAMILIES for route in family.routes(service)]
     if batches is not None:
         batches.answers = background_answers(routes)
         routes += [*routes_files.routes(service, batches), *routes_batches.routes(service, batches)]
+    routes.append(document_route(routes, secured=bool(service.config.api_keys or service.config.limited_keys)))
     paths = {route.path_format: route.path_regex for route in routes if isinstance(route, Route)}
-    service.metrics.expect_paths(paths)
     config = service.config
+    if config.web:
+        paths |= WebPage.PATHS
+    service.metrics.expect_paths(paths)
     layers = [Middleware(RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests)]
     if config.allowed_origins:
         layers.append(
@@ -55,10 +75,24 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
                 expose_headers=("X-Request-Id", "request-id", "traceparent", "Retry-After", *RATE_LIMIT_HEADERS),
             )
         )
-    layers += [Middleware(ErrorsToJson), Middleware(ApiKeys, keys=config.api_keys, limited=config.limited_keys)]
+    layers += [Middleware(ErrorsToJson)]
+    if config.web:
+        layers += [Middleware(WebPage)]
+    layers += [Middleware(ApiKeys, keys=service.keys)]
     app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app
+
+
+def document_route(routes: list[BaseRoute], *, secured: bool) -> Route:
+    """What describes all routes, itself among them."""
+
+    async def describe(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    route = Route(openapi.PATH, describe, methods=["GET"])
+    document = encode(openapi.openapi([*routes, route], secured=secured))
+    return route
 
 
 def background_answers(routes: list[BaseRoute]) -> dict[str, AnswerBody]:

@@ -122,16 +122,21 @@ def count_json_values(body: bytes, *, stop_above: int) -> int:
     return count + 1
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
-    """Decode one JSON object. NaN, Infinity, torn text and lone surrogates are no JSON; of doubled keys the last one counts."""
-    if len(body) > MAX_JSON_VALUES and count_json_values(body, stop_above=MAX_JSON_VALUES) > MAX_JSON_VALUES:
-        raise InvalidRequest(f"The body holds more than {MAX_JSON_VALUES} JSON values; send fewer or shorter lists.")
-    try:
-        value = msgspec.json.decode(body)
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+def decode_object(body: bytes, what: str = "The body") -> dict[str, Any]:
+    """Decode one JSON object, see `decode_json`."""
+    value = decode_json(body, what)
     if not isinstance(value, dict):
-        raise InvalidRequest("The body must be one JSON object.")
+        raise InvalidRequest(f"{what} must be one JSON object.")
     return value
+
+
+def decode_json(body: bytes, what: str = "The body") -> Any:
+    """Decode JSON. NaN, Infinity, torn text and lone surrogates are no JSON; of doubled keys the last one counts."""
+    if len(body) > MAX_JSON_VALUES and count_json_values(body, stop_above=MAX_JSON_VALUES) > MAX_JSON_VALUES:
+        raise InvalidRequest(f"{what} holds more than {MAX_JSON_VALUES} JSON values; send fewer or shorter lists.")
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise InvalidRequest(f"{what} is nested too deeply.") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{what} is not valid JSON: {error}.") from None

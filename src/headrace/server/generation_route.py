@@ -68,11 +68,7 @@ class GenerationRoute(Generic[Request]):
         del body
         lease.release()
         limits: KeyLimits = scope["state"]["limits"]
-        charge = limits.charge(
-            prompt_tokens=sum(len(prompt.token_ids) for prompt in request.prompts),
-            answer_tokens=max(prompt.params.max_tokens or 0 for prompt in request.prompts),
-            num_choices=len(request.prompts) * request.n,
-        )
+        charge = charge_for(request, limits)
         request = dataclasses.replace(request, priority=limits.priority(request.priority))
         try:
             answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge)
@@ -124,6 +120,15 @@ class GenerationRoute(Generic[Request]):
             await send_stream(send, answer, wire)
         else:
             await send_body(send, answer, wire)
+
+
+def charge_for(request: ParsedRequest, limits: KeyLimits) -> Charge:
+    """Charges a key with what a request may use. Raises `RateLimitExceeded`."""
+    return limits.charge(
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in request.prompts),
+        answer_tokens=max(prompt.params.max_tokens or 0 for prompt in request.prompts),
+        num_choices=len(request.prompts) * request.n,
+    )
 
 
 def background_tenant(tenant: str) -> str:

@@ -14,9 +14,9 @@ import re
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
@@ -37,6 +37,9 @@ from headrace.server.service import LoadedModel, Service
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_formats import TEXT_FORMAT
+
+if TYPE_CHECKING:
+    from headrace.server.open_inference.server import GrpcServer
 
 KEEP_ALIVE_S = 75  # longer than clients' pools keep an idle connection
 LAST_WRITES_S = 3  # for responses that are still being sent when all requests have ended
@@ -125,6 +128,7 @@ class ServingProcess:
         self._names = server_config.served_model_names or (model_name,)
         self._port = port
         self._generator: TextGenerator | None = None
+        self._grpc_address: str | None = None
 
     async def run(self) -> int:
         self._signals = Signals()
@@ -133,20 +137,33 @@ class ServingProcess:
         self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit)
         self._batches = BatchService(self._service, self._batch_folder(), max_lines=self._engine_config.max_num_seqs)
         http = HttpServer(self._uvicorn_config())
-        with self._signals.caught():
-            await self._batches.start(must_open=self._config.batch_dir is not None)
-            serving = asyncio.create_task(http.serve(sockets=[self._port]))
-            try:
-                return await self._until_the_end(serving)
-            finally:
-                http.force_exit = self._signals.force.is_set()
-                http.should_exit = True
-                await self._batches.close()
-                await self._client.close()  # ends what still runs with an error
-                await serving
-                self._service.close()
-                if self._generator is not None:
-                    self._generator.close()
+        with self._signals.caught(), contextlib.closing(self._service):
+            async with self._grpc_port():
+                await self._batches.start(must_open=self._config.batch_dir is not None)
+                serving = asyncio.create_task(http.serve(sockets=[self._port]))
+                try:
+                    return await self._until_the_end(serving)
+                finally:
+                    http.force_exit = self._signals.force.is_set()
+                    http.should_exit = True
+                    await self._batches.close()
+                    await self._client.close()  # ends what still runs with an error
+                    await serving
+                    if self._generator is not None:
+                        self._generator.close()
+
+    @contextlib.asynccontextmanager
+    async def _grpc_port(self) -> AsyncGenerator[None, None]:
+        """Open from here to the end, where there is one."""
+        if self._config.grpc_port is None:
+            yield
+            return
+        server = new_grpc_server(self._service)
+        try:
+            self._grpc_address = await server.open(self._config.grpc_port)
+            yield
+        finally:
+            await server.close(grace=0 if self._signals.force.is_set() else LAST_WRITES_S)
 
     async def _until_the_end(self, serving: asyncio.Task[None]) -> int:
         loading = asyncio.create_task(self._load())
@@ -159,10 +176,8 @@ class ServingProcess:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
         assert self._service.loaded is not None
-        print(
-            ready_message(self._service, self._service.loaded, url=self._url(), secured=bool(self._config.api_keys or self._config.limited_keys)),
-            flush=True,
-        )
+        secured = bool(self._config.api_keys or self._config.limited_keys)
+        print(ready_message(self._service, self._service.loaded, url=self._url(), grpc_address=self._grpc_address, secured=secured), flush=True)
         await first_of(self._signals.stop.wait(), self._engine_is_dead(), serving)
         if not self._signals.stop.is_set():
             logger.critical("the engine is dead for good; the server ends")
@@ -260,6 +275,18 @@ class ServingProcess:
         scheme = "https" if self._config.ssl_certfile else "http"
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def new_grpc_server(service: Service) -> GrpcServer:
+    """Its packages are an extra, and are loaded only where they are needed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write what strangers send into the log, byte by byte
+    try:
+        from headrace.server.open_inference.server import GrpcServer
+    except ImportError as error:
+        if (error.name or "").split(".")[0] not in ("grpc", "google", "grpc_health", "grpc_reflection"):
+            raise
+        raise ConfigError(f"--grpc-port needs packages that are not installed ({error.name}): pip install 'headrace[grpc]'.") from None
+    return GrpcServer(service)
 
 
 def read_template(given: str) -> str:

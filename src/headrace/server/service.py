@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.config import CompileStatus, EngineInfo, ServerConfig
+from headrace.config import CompileStatus, EngineConfig, EngineInfo, ServerConfig
 from headrace.core.explain import Explanation
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.wire import Heartbeat
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
 from headrace.server.admission import Admission
+from headrace.server.auth import KeyRing
 from headrace.server.body import BodyBudget
 from headrace.server.logprobs import TokenTexts
 from headrace.text.chat_template import ChatTemplate
@@ -40,6 +42,12 @@ class EngineState(Protocol):
 
     @property
     def restarts_total(self) -> int: ...
+
+    @property
+    def heartbeat(self) -> Heartbeat | None: ...
+
+    @property
+    def config(self) -> EngineConfig: ...
 
     @property
     def compile(self) -> CompileStatus | None: ...
@@ -83,6 +91,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(model_name=model_names[0])
         self.admission = Admission(max_requests)
+        self.keys = KeyRing(config.api_keys, config.limited_keys)
         self.bodies = BodyBudget(BODIES_AT_ONCE * config.max_body_bytes)
         self.loaded: LoadedModel | None = None
         self.draining = False

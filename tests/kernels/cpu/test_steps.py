@@ -51,6 +51,20 @@ def test_rope_write_kv(isa, rotary, dtype):
     assert torch.equal(caches[1], caches[3])
 
 
+@pytest.mark.parametrize("size", [64, 24])
+def test_a_float16_cache_holds_its_largest_for_what_is_beyond(isa, size):
+    huge, most = [1e6, -1e6, float("inf"), float("nan"), 65504.0, 65519.0, 0.5], torch.finfo(torch.float16).max
+    qkv, nothing = torch.tensor(huge).repeat(30)[: 3 * size][None], torch.empty(1, 1, 0)
+    caches = [torch.zeros(1, 1, 1, size, dtype=torch.float16) for _ in range(4)]
+    cpu.rope_write_kv(qkv, (nothing, nothing), *caches[:2], torch.tensor([0]))
+    write_kv(qkv[:, size : 2 * size].unflatten(-1, (1, size)), qkv[:, 2 * size :].unflatten(-1, (1, size)), *caches[2:], torch.tensor([0]))
+    assert caches[0].nan_to_num(nan=-1.0).abs().max() == most
+    assert not caches[0].isinf().any()
+    assert caches[0].isnan().any(), "what is not a number is not hidden"
+    for ours, want in zip(caches[:2], caches[2:], strict=True):
+        torch.testing.assert_close(ours, want, rtol=0, atol=0, equal_nan=True)
+
+
 def test_bad_slots_are_refused(kernels):
     caches = [torch.zeros(4, 8, 1, 16) for _ in range(2)]
     for slot in (-2, 32):

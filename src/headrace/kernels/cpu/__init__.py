@@ -104,6 +104,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rope_write_kv(qkv: Tensor, cos_sin: tuple[Tensor, Tensor], k_cache: Tensor, v_cache: Tensor, slot_mapping_T: Tensor) -> Tensor:
     """Turns queries and keys of qkv [T, (H + 2 K) * D], stores keys and values in their slots; returns the queries [T, H, D].
 
+    Values beyond what a float16 cache can hold become the largest that it can.
     cos_sin: as `models.rope.RotaryEmbedding.cos_sin` makes them, each [T, 1, rotary size]; a size of 0 turns nothing.
     """
     return torch.ops.headrace_cpu.rope_write_kv.default(qkv.contiguous(), *cos_sin, k_cache, v_cache, slot_mapping_T)

@@ -26,7 +26,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     include_obfuscation: bool | None = None  # padding against traffic analysis; no answer changes without it
 
 
@@ -77,7 +77,7 @@ class ResponseBody(InputBody, SamplingBody, HarmlessFields):
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: list[Include] | None = None
     top_logprobs: int | None = None
     max_tool_calls: int | None = None  # of tools that the server would run; it has none

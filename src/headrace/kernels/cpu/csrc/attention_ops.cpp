@@ -181,8 +181,8 @@ void rotate_and_store(const float* qkv, int64_t tokens, int64_t num_heads, const
       for (int64_t h = 0; h < kv_heads && slots[t] != kNoSlot; ++h) {
         const int64_t place = (slots[t] * kv_heads + h) * d * element;
         kernels().rotate(row + (num_heads + h) * d, c, s, rotary, d, turned);
-        kernels().from_float(turned, dtype, d, keys + place);
-        kernels().from_float(row + (num_heads + kv_heads + h) * d, dtype, d, values + place);
+        kernels().from_float(turned, dtype, d, keys + place, /*saturate=*/true);
+        kernels().from_float(row + (num_heads + kv_heads + h) * d, dtype, d, values + place, /*saturate=*/true);
       }
     }
   });

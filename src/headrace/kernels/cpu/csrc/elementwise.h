@@ -71,7 +71,10 @@ void to_float(const void* x, headrace::Dtype dtype, int64_t n, float* out) {
   }
 }
 
-void from_float(const float* x, headrace::Dtype dtype, int64_t n, void* out) {
+// What is not a number stays so: vmin and vmax give their second operand then.
+inline F load_for_half(const float* x, bool saturate) { return saturate ? vmax(set1(-65504.0f), vmin(set1(65504.0f), load(x))) : load(x); }
+
+void from_float(const float* x, headrace::Dtype dtype, int64_t n, void* out, bool saturate) {
   uint16_t* to = (uint16_t*)out;
   if (dtype == headrace::kFloat32) {
     memcpy(out, x, (size_t)n * 4);
@@ -79,12 +82,12 @@ void from_float(const float* x, headrace::Dtype dtype, int64_t n, void* out) {
     for (int64_t i = 0; i < n; ++i) to[i] = to_bfloat(x[i]);
   } else {
     int64_t i = 0;
-    for (; i + W <= n; i += W) store_half(to + i, load(x + i));
+    for (; i + W <= n; i += W) store_half(to + i, load_for_half(x + i, saturate));
     if (i < n) {
       float rest[W] = {};
       uint16_t halves[W];
       memcpy(rest, x + i, (size_t)(n - i) * 4);
-      store_half(halves, load(rest));
+      store_half(halves, load_for_half(rest, saturate));
       memcpy(to + i, halves, (size_t)(n - i) * 2);
     }
   }

@@ -78,7 +78,8 @@ struct KernelTable {
   // out = x * cos + (halves of x swapped) * sin over the first `rotary` values, the rest copied
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t rotary, int64_t head_dim, float* out);
   void (*to_float)(const void* x, Dtype dtype, int64_t n, float* out);
-  void (*from_float)(const float* x, Dtype dtype, int64_t n, void* out);
+  // saturate: what a float16 can't hold becomes the largest it can (65504), not infinity
+  void (*from_float)(const float* x, Dtype dtype, int64_t n, void* out, bool saturate);
 };
 
 }  // namespace headrace

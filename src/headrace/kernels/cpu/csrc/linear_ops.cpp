@@ -118,7 +118,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   static thread_local Scratch in, norm;
   const float* values = normed(x, weight, eps, in, norm);
   Tensor y = like_with_columns(x, last_size(x));
-  kernels().from_float(values, dtype_of(x, "x"), x.numel(), y.mutable_data_ptr());
+  kernels().from_float(values, dtype_of(x, "x"), x.numel(), y.mutable_data_ptr(), /*saturate=*/false);
   return y;
 }
 

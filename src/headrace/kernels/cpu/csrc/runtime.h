@@ -101,7 +101,7 @@ class FloatOut {
     data = dtype_ == kFloat32 ? static_cast<float*>(t.mutable_data_ptr()) : scratch.get<float>(t.numel());
   }
   void store() const {
-    if (dtype_ != kFloat32) kernels().from_float(data, dtype_, tensor_.numel(), tensor_.mutable_data_ptr());
+    if (dtype_ != kFloat32) kernels().from_float(data, dtype_, tensor_.numel(), tensor_.mutable_data_ptr(), /*saturate=*/false);
   }
   float* data;
 
