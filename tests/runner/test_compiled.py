@@ -219,6 +219,12 @@ def test_what_does_not_pay_is_retired_and_what_pays_stays(config: EngineConfig, 
     assert after.general_steps_total - before.general_steps_total == 1
 
 
+def test_what_torch_compiles_by_itself_counts(config: EngineConfig) -> None:
+    runner, _ = compiled_runner(config, buckets=BUCKETS[:1])
+    torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(3))
+    assert runner.compile_status().recompiles_total == 1
+
+
 def test_a_compilation_of_a_path_that_had_one_counts_as_again(config: EngineConfig) -> None:
     runner, _ = compiled_runner(config, buckets=BUCKETS[:1])
     steps = runner._steps

@@ -131,7 +131,7 @@ class PackedLayer(DecoderLayer):
         else:
             h_TE += self.attention_post_norm(attention(self.attention_pre_norm(h_TE), cos_sin, kv_cache, meta))
         if self._mlp_in_one:
-            cpu.mlp_add_(h_TE, self.mlp_pre_norm.weight, self.mlp_pre_norm.eps, mlp.gate_up, mlp.down)
+            cpu.mlp_add_(h_TE, self.mlp_pre_norm.weight, self.mlp_pre_norm.eps, mlp.gate_up, mlp.down, meta.query_start_R1)
         else:
             h_TE += self.mlp_post_norm(mlp(self.mlp_pre_norm(h_TE)))
         return h_TE

@@ -58,20 +58,27 @@ class BackgroundCompiler:
                 tick()
             line = process.stdout.readline()
         except OSError as error:
+            tick()  # it may have been ended on purpose
             raise CompileFailed(f"the compiling process can't be run: {error}") from error
         if not line:
+            tick()
             raise CompileFailed(f"the compiling process ended with exit code {process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
             raise CompileFailed(answer["error"])
         return Path(answer["file"]).read_bytes()
 
-    def close(self) -> None:
-        """Ends the process and its compilers, and removes their files."""
-        if self._process is not None:
+    def kill(self) -> None:
+        """Ends the process and its compilers; from any thread. A `compile` that waits for them gives up at once."""
+        process = self._process
+        if process is not None and process.poll() is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """The same, and removes their files; from the thread that compiles."""
+        self.kill()
+        if self._process is not None:
             self._process.wait()
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:

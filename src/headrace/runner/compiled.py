@@ -72,6 +72,7 @@ class CompiledSteps:
         self._loaded: dict[Bucket, PreparedStep] = {}  # replaced as a whole
         self._retired: frozenset[Bucket] = frozenset()  # a larger bucket does not pay for their steps either
         self._trials = Trials()
+        self._by_torch_before = compiled_by_torch()
         self._compiled_steps = self._general_steps = self._padded_tokens = self._compiled_tokens = self._compilations = self._recompiles = 0
 
     def expect(self, buckets: tuple[Bucket, ...]) -> None:
@@ -146,7 +147,7 @@ class CompiledSteps:
                 padded_tokens_total=self._padded_tokens,
                 compiled_tokens_total=self._compiled_tokens,
                 compilations_total=self._compilations,
-                recompiles_total=self._recompiles + recompiled_by_torch(),
+                recompiles_total=self._recompiles + compiled_by_torch() - self._by_torch_before,
             )
 
     def close(self) -> None:
@@ -177,7 +178,7 @@ class CompiledSteps:
         self.on_change()
 
 
-def recompiled_by_torch() -> int:
-    """Frames that torch.compile has compiled in this process: nothing here asks it to."""
+def compiled_by_torch() -> int:
+    """Frames that torch.compile has compiled in this process; a service asks for none."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])

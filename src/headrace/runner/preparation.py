@@ -114,6 +114,7 @@ class Preparation:
     def close(self) -> None:
         self._ended.set()
         if self._thread is not None and self._thread.ident is not None:
+            self._compiler.kill()
             self._thread.join()
         self.steps.close()
 

@@ -150,6 +150,18 @@ def test_the_feed_forward_half(isa, inner):
     torch.testing.assert_close(residual.double(), want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
 
 
+def test_the_feed_forward_half_leaves_padding_alone(isa):
+    gate_up, down, norm = packed_linear(3, 2 * 96, 64), packed_linear(8, 64, 96), torch.randn(64)
+    residual = torch.randn(8, 64)
+    want, got = residual[:5].clone(), residual.clone()
+    cpu.mlp_add_(want, norm, 1e-5, gate_up, down)
+    cpu.mlp_add_(got, norm, 1e-5, gate_up, down, torch.tensor([0, 1, 5, 5], dtype=torch.int32))
+    assert torch.equal(got[:5], want)
+    assert torch.equal(got[5:], residual[5:])
+    with pytest.raises(RuntimeError, match="query_start ends at 9, and there are 8 tokens"):
+        cpu.mlp_add_(got, norm, 1e-5, gate_up, down, torch.tensor([0, 9], dtype=torch.int32))
+
+
 def test_compiled_graphs_have_no_break_and_the_same_result(kernels):
     hidden = 64
     linear, down, norm = packed_linear(3, 2 * hidden, hidden), packed_linear(3, hidden, hidden), torch.randn(hidden)
@@ -186,7 +198,7 @@ def test_operators_keep_their_promises(kernels):
     for operator, args in {
         OPS.linear: (x, weight.data, 3, 32, None),
         OPS.attention_add_: (torch.randn(1, 64), norm, 1e-5, square.data, 3, narrow.data, 3, 2, turn, turn, *caches, *places, 0.3, 0, 0.0),
-        OPS.mlp_add_: (x.clone(), norm, 1e-5, wide.data, 3, square.data, 3, 64),
+        OPS.mlp_add_: (x.clone(), norm, 1e-5, wide.data, 3, square.data, 3, 64, meta.query_start_R1),
         OPS.embedding: (torch.tensor([1, 2]), weight.data, 3, 32, 64),
         OPS.rms_norm: (x, norm, 1e-5),
         OPS.pack_: (weight.data.clone(), random_blocks(3, 32, 64), 3, 32, 64),

@@ -150,8 +150,13 @@ def attention_add_(
     )
 
 
-def mlp_add_(residual_TE: Tensor, norm_weight: Tensor, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
-    """residual += down(silu(gate) * up) with gate and up of rms_norm(residual): the second half of a layer, as `attention_add_` the first."""
+def mlp_add_(
+    residual_TE: Tensor, norm_weight: Tensor, eps: float, gate_up: PackedLinear, down: PackedLinear, query_start_R1: Tensor | None = None
+) -> None:
+    """residual += down(silu(gate) * up) with gate and up of rms_norm(residual): the second half of a layer, as `attention_add_` the first.
+
+    query_start: where the step may be filled up; its tokens past the last row are left as they are.
+    """
     torch.ops.headrace_cpu.mlp_add_.default(
-        residual_TE, norm_weight, eps, gate_up.data, gate_up.type_number, down.data, down.type_number, down.columns
+        residual_TE, norm_weight, eps, gate_up.data, gate_up.type_number, down.data, down.type_number, down.columns, query_start_R1
     )

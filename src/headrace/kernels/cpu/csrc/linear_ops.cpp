@@ -99,11 +99,22 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t row
   return y;
 }
 
-// residual += down(silu(gate) * up), where gate and up are the halves of gate_up(rms_norm(residual))
+// The tokens of a step of which `padded` are held: those past the last row's are padding.
+static int64_t tokens_of(const Tensor& query_start, int64_t padded) {
+  check_dense(query_start, "query_start");
+  const int64_t n = query_start.numel();
+  STD_TORCH_CHECK(query_start.scalar_type() == ScalarType::Int && n > 0, "headrace_cpu: query_start must be int32 with at least 1 value");
+  const int64_t tokens = static_cast<const int32_t*>(query_start.const_data_ptr())[n - 1];
+  STD_TORCH_CHECK(0 <= tokens && tokens <= padded, "headrace_cpu: query_start ends at ", tokens, ", and there are ", padded, " tokens");
+  return tokens;
+}
+
+// residual += down(silu(gate) * up), where gate and up are the halves of gate_up(rms_norm(residual)). With a query_start tokens past the last row are
+// padding: they stay as they are, and cost nothing.
 void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
-              int64_t down_format, int64_t inner) {
+              int64_t down_format, int64_t inner, const std::optional<Tensor>& query_start) {
   static thread_local Scratch in, norm, wide, narrow;
-  const int64_t k = last_size(residual), m = residual.numel() / k;
+  const int64_t k = last_size(residual), padded = residual.numel() / k, m = query_start ? tokens_of(*query_start, padded) : padded;
   STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float, "headrace_cpu: residual must be float32");
   const Weight first = weight_of(gate_up, gate_up_format, 2 * inner, k), second = weight_of(down, down_format, k, inner);
   float *both = wide.get<float>(m * 2 * inner), *product = narrow.get<float>(m * inner);

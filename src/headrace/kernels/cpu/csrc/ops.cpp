@@ -12,7 +12,8 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
   m.def("pack_(Tensor(a!) packed, Tensor raw, int format, int rows, int columns) -> ()");
   m.def("linear(Tensor x, Tensor packed, int format, int rows, Tensor? bias) -> Tensor");
   m.def(
-      "mlp_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor gate_up, int gate_up_format, Tensor down, int down_format, int inner) -> "
+      "mlp_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor gate_up, int gate_up_format, Tensor down, int down_format, int inner, "
+      "Tensor? query_start) -> "
       "()");
   m.def("embedding(Tensor ids, Tensor packed, int format, int rows, int columns) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");

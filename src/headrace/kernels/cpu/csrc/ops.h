@@ -26,7 +26,7 @@ void multiply(const Weight& weight, const float* x, int64_t m, const float* bias
 const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out);
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias);
 void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
-              int64_t down_format, int64_t inner);
+              int64_t down_format, int64_t inner, const std::optional<Tensor>& query_start);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 
 // attention_ops.cpp
