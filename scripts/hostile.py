@@ -126,7 +126,7 @@ class Cases:
 
     def _grammars(self) -> dict[str, tuple[dict[str, object], float]]:
         mark = self._mark
-        names: dict[str, object] = {f"name{number:07}{mark}": {"type": "string"} for number in range(200_000)}
+        names: dict[str, object] = {f"name{number:07}{mark}": {"type": "string"} for number in range(250_000)}
         few = {"type": "object", "properties": {"a": {"type": "string"}}, "description": "x" * 10_000_000 + mark}
 
         def schema(value: object) -> dict[str, object]:
