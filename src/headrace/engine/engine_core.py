@@ -26,6 +26,7 @@ from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Hea
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
 HEARTBEAT_S = 0.25
+REST_S = 5.0  # without work, after which the engine is at rest
 
 logger = logging.getLogger("headrace.engine")
 
@@ -75,7 +76,7 @@ class EngineCore:
     """One scheduler and one runner, turned until `Shutdown` is posted.
 
     `emit` receives what goes to the client; it must not block. `inbox` may be filled before the core exists. `compile_status` is asked for each
-    heartbeat. `clock` gives monotonic seconds.
+    heartbeat. `at_rest` is called once when there has been nothing to do for `REST_S` after some steps. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class EngineCore:
         inbox: queue.SimpleQueue[Inbound] | None = None,
         async_scheduling: bool = True,
         compile_status: Callable[[], CompileStatus] | None = None,
+        at_rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -94,6 +96,7 @@ class EngineCore:
         self._emit = emit
         self._async_scheduling = async_scheduling
         self._compile_status = compile_status
+        self._at_rest = at_rest
         self._clock = clock
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
@@ -108,6 +111,7 @@ class EngineCore:
         self._idle_seconds_total = 0.0
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
+        self._rested = True  # no step since the engine was at rest
 
     def post(self, message: Add | Abort | Shutdown | Explain | News) -> None:
         """Leaves a message for the loop; from any thread."""
@@ -149,11 +153,21 @@ class EngineCore:
     def _drain_inbox(self) -> None:
         """Handles all that has arrived; sleeps for the first message if there is nothing else to do."""
         idle, since = self._idle(), self._clock()
-        timeout = None if idle else max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
+        if idle:
+            timeout = None if self._rested else REST_S
+        else:
+            timeout = max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
         try:
             message = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            if idle:
+                self._rested = True
+                self._at_rest()
+            return
+        finally:
             if idle:
                 self._idle_seconds_total += self._clock() - since
+        try:
             while True:
                 self._handle(message)
                 message = self._inbox.get_nowait()
@@ -203,6 +217,7 @@ class EngineCore:
 
     def _start(self, plan: StepPlan) -> None:
         self._running = plan
+        self._rested = False
         self._step_started = self._clock()
         self._plans.put(plan)
 

@@ -20,7 +20,6 @@ from headrace.models.gguf_config import gguf_model_config
 from headrace.models.layers import Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
 from headrace.models.packed_sources import BlockSource, PackedSource
-from headrace.models.rope import rotary_embeddings
 from headrace.models.weights import GGUFSource, match_names, wrong_shape
 
 logger = logging.getLogger("headrace.models")
@@ -144,7 +143,6 @@ class PackedDecoder(Decoder):
         """`dtype`: of the model's parameters, where they are floats; computed is in float32."""
         super().__init__(config, dtype=dtype, device=torch.device("meta"))
         self.dtype, self.device = torch.float32, torch.device("cpu")
-        self._ropes = rotary_embeddings(config.ropes, self.device)
 
 
 def _plain(*linears: nn.Module) -> bool:
