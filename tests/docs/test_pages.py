@@ -44,7 +44,7 @@ def test_commands_can_be_typed(page: Path) -> None:
                 if words[0] == "scripts/serve":
                     parser.parse_args(["serve", *words[1:]])
             else:
-                assert words[0] in ("curl", "echo", "python"), command
+                assert words[0] in ("curl", "echo", "python", "llm"), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identifier)
