@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +11,10 @@ import pytest
 
 from tests.clients.conftest import KEY, Server
 from tests.clients.test_llm import Command
+from tests.clients.test_node import FOLDER
 from tests.docs.markdown import ROOT, blocks, commands
 
 PAGE = ROOT / "docs/clients.md"
-NODE = Path(__file__).parent / "node"
 PYTHON, JAVASCRIPT = blocks(PAGE, "python"), blocks(PAGE, "js")
 
 
@@ -24,33 +24,27 @@ def fitted(code: str, server: Server) -> str:
     return code.replace('"none"', f'"{KEY}"').replace("Bearer none", f"Bearer {KEY}")
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=NODE, env=dict(os.environ), capture_output=True, text=True, timeout=200, check=False)
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python(server: Server, code: str):
-    assert "Paris" in run([sys.executable, "-c", fitted(code, server)])
+    assert "Paris" in run(sys.executable, "-c", fitted(code, server))
 
 
 @pytest.mark.parametrize("code", JAVASCRIPT, ids=range(len(JAVASCRIPT)))
 def test_javascript(server: Server, code: str):
-    assert "Paris" in run(["node", "--input-type=module", "--eval", fitted(code, server)])
+    assert "Paris" in run("node", "--input-type=module", "--eval", fitted(code, server))
 
 
 def test_llm(server: Server, tmp_path: Path):
     [models] = blocks(PAGE, "yml")
     (tmp_path / "extra-openai-models.yaml").write_text(fitted(models, server))
     llm = Command(tmp_path)
-    written = [command for command in commands(PAGE) if command.startswith("llm ")]
+    written = [shlex.split(command) for command in commands(PAGE) if command.startswith("llm ")]
     assert written
-    for command in written:
-        assert "Paris" in llm(*map_words(command), "--key", KEY)
-
-
-def map_words(command: str) -> list[str]:
-    import shlex
-
-    return shlex.split(command)[1:]
+    for words in written:
+        assert "Paris" in llm(*words[1:], "--key", KEY)
