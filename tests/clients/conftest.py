@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-clients"
 SERVER_PYTHON = os.environ.get("HEADRACE_SERVER_PYTHON")  # the Python that has Headrace; set by scripts/test-clients
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the internet for prices
 if SERVER_PYTHON is None:
     collect_ignore_glob = ["test_*.py"]
 

@@ -46,11 +46,6 @@ def test_typed(server: Server, method: Any, strict: bool | None):
     assert isinstance(list(model.stream(FORM_QUESTION))[-1], Place)
 
 
-def test_json_mode(server: Server):
-    answer = chat_model(server, max_tokens=500).with_structured_output(None, method="json_mode").invoke("Answer with a JSON object of one colour.")
-    assert isinstance(answer, dict)
-
-
 async def test_async_batch(server: Server):
     answers = await chat_model(server, max_tokens=16).abatch([QUESTION, QUESTION, "Say hi."])
     assert answers[0].text == answers[1].text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -42,9 +43,10 @@ def test_javascript(server: Server, code: str):
 
 def test_llm(server: Server, tmp_path: Path):
     [models] = blocks(PAGE, "yml")
-    (tmp_path / "extra-openai-models.yaml").write_text(fitted(models, server))
+    (tmp_path / "extra-openai-models.yaml").write_text(fitted(models, server) + "  api_key_name: headrace\n")
+    (tmp_path / "keys.json").write_text(json.dumps({"headrace": KEY}))
     llm = Command(tmp_path)
     written = [shlex.split(command) for command in commands(PAGE) if command.startswith("llm ")]
     assert written
     for words in written:
-        assert "Paris" in llm(*words[1:], "--key", KEY)
+        assert "Paris" in llm(*words[1:])

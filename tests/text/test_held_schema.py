@@ -1,4 +1,4 @@
-"""Which objects lose the properties that their schema does not name."""
+"""Which objects lose the properties that their schema does not name, and which references are mended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.text.closed_schema import close_objects
+from headrace.text.held_schema import held_schema
 
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 CLOSED = {**NAMED, "additionalProperties": False}
@@ -29,7 +29,7 @@ CLOSED = {**NAMED, "additionalProperties": False}
 )
 def test_closed(schema: dict[str, Any], closed: dict[str, Any]) -> None:
     before = copy.deepcopy(schema)
-    assert close_objects(schema) == closed
+    assert held_schema(schema) == closed
     assert schema == before
 
 
@@ -47,7 +47,17 @@ def test_closed(schema: dict[str, Any], closed: dict[str, Any]) -> None:
         {"properties": {"x": NAMED}, "patternProperties": {"x": {"properties": {"b": {}}}}},
         {"properties": 7, "anyOf": 7, "items": 7},
         {"properties": {}, "required": 7},
+        {"properties": {}, "required": [[]]},
     ],
 )
 def test_left_open(schema: dict[str, Any]) -> None:
-    assert close_objects(schema) == schema
+    assert held_schema(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("written", "held"),
+    [("/$defs/a", "#/$defs/a"), ("/definitions/a", "#/definitions/a"), ("#/$defs/a", "#/$defs/a"), ("/other", "/other"), (7, 7)],
+)
+def test_references(written: Any, held: Any) -> None:
+    schema = {"items": {"$ref": written}, "const": {"$ref": written}}
+    assert held_schema(schema) == {"items": {"$ref": held}, "const": {"$ref": written}}
