@@ -6,8 +6,8 @@
 //   nibbles: quads j and j + 4 are the low and high halves of the bytes at 64 * j
 //   fifth bits: 64 bytes, bit j of byte 4 * row + i belongs to value 4 * j + i of the row
 //   scales:  16 numbers, one a row
-// The weight is never unpacked as a whole, and no row becomes larger than in the file, but for K blocks (of 4 bits by 3 %: their 6-bit scales are bytes here;
-// of 3 bits twofold: they are kept as Q6_K, which holds them exactly).
+// The weight is never unpacked as a whole, and no row becomes larger than in the file, but for K blocks (of 4 bits by 3 %: their 6-bit scales are
+// bytes here; of 3 bits twofold: they are kept as Q6_K, which holds them exactly).
 //
 // A Block reads W rows (from `lane` on) of one block of 32 values, once. add() then serves any number of activation rows; finish() is its end, for
 // who has made the whole-numbered sum of weights and activations already.
@@ -117,7 +117,8 @@ struct Q8_0 : PlainScale<kSignedOffset> {  // bytes 512, scales 32: value * scal
 };
 
 template <int Bits>
-struct ShiftedK : ShiftedScale {  // of 256 values: scales 32, minima 32; 8 times: nibbles 256, of 5 bits: fifth bits 64; scale factors 16, minimum factors 16
+struct ShiftedK : ShiftedScale {
+  // of 256 values: scales 32, minima 32; 8 times: nibbles 256, of 5 bits: fifth bits 64; scale factors 16, minimum factors 16
   static constexpr int kBits = Bits;
   static constexpr int64_t kValues = 256, kFactors = Bits == 5 ? 320 : 256, kSubBytes = kFactors + 32, kBytes = 64 + 8 * kSubBytes;
   B w[8];
