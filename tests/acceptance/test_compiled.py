@@ -19,15 +19,18 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import torch
 
 from headrace.config import EngineConfig
 from headrace.kernels import cpu
 from headrace.runner import preparation
 from headrace.runner.artifacts import MANIFEST
+from headrace.runner.buckets import decode_buckets
 from headrace.runner.model_runner import ModelRunner
 from tests.engine.byte_tokenizer import write_byte_tokenizer
+from tests.models.tiny_models import TINY, make, prompt
 from tests.runner.random_service import random_service
-from tests.runner.tiny_model import save_tiny_llama
+from tests.runner.tiny_model import Hand, save_tiny_llama
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--kv-memory", "16MiB", "--block-size", "4", "--threads", "1"]
@@ -148,13 +151,12 @@ def test_a_torn_cache_entry_is_refused_and_rebuilt(
 ) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(world.cache, cache)
-    for file in cache.glob("*.package"):
-        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    (entry,) = (file for file in cache.glob("*.package") if b'"bucket": "decode-1"' in file.read_bytes())
+    entry.write_bytes(entry.read_bytes()[:-1] + b"!")
     monkeypatch.setattr(preparation, "AUTO_DELAY_S", 0.0)
-    config = world.config(compile="auto", max_num_seqs=1, compile_cache=str(cache))
     for compilations in (1, 0):
-        with running(config) as runner:
-            assert settled(runner) == {"decode-1": "compiled"}
+        with running(world.config(compile="auto", compile_cache=str(cache))) as runner:
+            assert settled(runner) == dict.fromkeys(PATHS, "compiled")
             assert runner.compile_status().compilations_total == compilations
     assert caplog.text.count("the entry of decode-1 is refused: its checksum is wrong") == 1
 
@@ -193,6 +195,39 @@ def test_the_compiling_process_gives_way_and_ends_with_its_parent(world: World, 
     runner.close()
     assert not worker.is_running()
     assert runner.compile_status().state == "compiling", "what was begun is not told as done"
+
+
+@pytest.mark.slow
+def test_parts_outside_of_the_kernels_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations and norms that torch computes: in compiled code they must be rounded as in eager code."""
+    if cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    monkeypatch.setattr(preparation, "AUTO_DELAY_S", 0.0)
+    monkeypatch.setattr(preparation, "planned_buckets", lambda config, all_steps: decode_buckets(1))
+    class_name, changes = TINY["gemma2"]
+    make(class_name, changes | {"num_hidden_layers": 2}).save_pretrained(tmp_path / "model")
+    fields = {"kv_memory": 16 << 20, "block_size": 4, "threads": 1, "dtype": "float32", "max_num_seqs": 1, "max_model_len": 64}
+    config = EngineConfig(model=str(tmp_path / "model"), compile_cache=str(tmp_path / "cache"), **fields)  # type: ignore[arg-type]
+    seen: list[list[torch.Tensor]] = []
+    for mode in ("off", "auto"):
+        with running(replace(config, compile=mode)) as runner:  # type: ignore[arg-type]
+            assert settled(runner) == ({} if mode == "off" else {"decode-1": "compiled"})
+            runner._steps.mode = "full"  # no turns with the ready path
+            seen.append(hidden_states(runner))
+            compiled = runner.compile_status().compiled_steps_total
+    assert compiled == len(seen[0]) - 1, "all but the prompt's step"
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+def hidden_states(runner: ModelRunner) -> list[torch.Tensor]:
+    """Of every step of one request."""
+    states: list[torch.Tensor] = []
+    forward = runner._forward
+    runner._forward = lambda batch: states.append(forward(batch).clone()) or states[-1]  # type: ignore[method-assign, func-returns-value]
+    hand = Hand(runner)
+    hand.add("a", prompt(13))
+    hand.finish(["a"], 12)
+    return states
 
 
 class Service:
