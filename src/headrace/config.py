@@ -80,7 +80,7 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = None  # None: no speculation
     deterministic: bool = False  # same ids whatever the batch, in every dtype; slower
     seed: int | None = None  # of requests that bring none; None: fresh for each
-    compile: Literal["off", "auto", "full"] = "auto"  # prepare faster paths in the background; auto: where it pays, full: for all steps
+    compile: Literal["off", "auto", "full"] = "off"  # prepare faster paths in the background; auto: where it pays, full: for all steps
     compile_cache: str | None = None  # folder, redis:// or fsspec URL where compiled packages are kept; None: a folder of this user
     artifacts: str | None = None  # folder of `headrace compile`
     max_seq_len_to_capture: int = 8192  # longest context of compiled steps; longer ones take the ready path

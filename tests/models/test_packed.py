@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -155,13 +157,7 @@ def test_what_does_not_fit_is_named(tmp_path):
         load(tmp_path / "directory", packed=True)
 
 
-TEXT = """The harbour had been built by hand, one stone at a time, in the years when the town still lived from fishing. Every morning the boats
-went out before the sun had risen, and every evening the people stood on the long wall and counted the sails that came back. When the railway
-arrived, most of the young men left to work in the city, and the boats grew old in the shallow water behind the market. Today visitors walk along
-the same wall and take photographs of the sea. Few of them know that the lamp at its end is older than any house they can see, or that the man who
-looks after it is the grandson of the man who lit it for the first time. He says that the work has not changed very much. The glass must be clean,
-the light must turn, and somebody has to write down the weather in a book. He has filled forty of these books, and he reads in them in winter, when
-there are no visitors and the wind is too strong to go out."""
+TEXT = Path(__file__).with_name("harbour.txt").read_text(encoding="utf-8").rstrip()
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "How many days has a week?", "Write a line about the sea."]
 

@@ -23,6 +23,7 @@ from collections import deque
 from headrace.config import SchedulerConfig
 from headrace.core.admission import Admission, limit_refusal, max_total_tokens
 from headrace.core.background import Background
+from headrace.core.deadline import Deadlines
 from headrace.core.draft import PlanDraft, PlannedStep
 from headrace.core.explain import Explanation, Query, explain
 from headrace.core.failure import damage_of
@@ -64,7 +65,7 @@ class Scheduler:
         self._fair_slots = FairSlots(self._roster, self._kv, self._preemption)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
-        self._deadlines: dict[Request, float] = {}  # of live requests that have one
+        self._deadlines = Deadlines(self._kv, self.step_time, step_tokens=config.max_num_batched_tokens)
         self._last_ended: deque[str] = deque(maxlen=LAST_ENDED)  # choice 0 may end before the other choices have arrived
         self._unsent: list[TokenOutput] = []  # terminal outputs made while planning
         self._next_step_id = 1
@@ -87,8 +88,6 @@ class Scheduler:
         refused = limit_refusal(message, self.config)
         if refused is not None:
             return refusal(message.request_id, *refused)
-        if message.deadline is not None and message.deadline <= now:
-            return refusal(message.request_id, "deadline_exceeded", "The deadline passed before the request could start.")
         in_group = message.fork_of is not None and (message.fork_of in self._roster or message.fork_of in self._last_ended)
         if not in_group and not message.background and self._roster.num_queued_with_one_more() > self.config.max_num_queued_reqs:
             text = f"The queue is full ({self.config.max_num_queued_reqs} requests wait); try again in {self.retry_after()} s."
@@ -104,9 +103,9 @@ class Scheduler:
             table=self._kv.new_table(salt=message.cache_salt, tenant=message.tenant, session_id=message.session_id, background=message.background),
             in_group=in_group,
         )
+        if (late := self._deadlines.add(request, now)) is not None:
+            return refusal(message.request_id, "deadline_exceeded", late)
         self._roster.add(request)
-        if message.deadline is not None:
-            self._deadlines[request] = message.deadline
         return None
 
     def abort(self, message: AbortRequest) -> TokenOutput | None:
@@ -160,8 +159,7 @@ class Scheduler:
         return step.plan
 
     def _expire(self, now: float) -> None:
-        for request in [request for request, deadline in self._deadlines.items() if deadline <= now and request.num_output == 0]:
-            text = "The deadline passed before the first token."
+        for request, text in self._deadlines.late(now):
             output = make_output(request, finish_reason="error", error_code="deadline_exceeded", error_message=text)
             self._unsent.append(self._finish(output, request))
 
@@ -346,7 +344,7 @@ class Scheduler:
         self._kv.free(request.table)
         self._roster.finish(request)
         self._last_ended.append(request.request_id)
-        self._deadlines.pop(request, None)
+        self._deadlines.forget(request)
         if self._speculation is not None:
             self._speculation.forget(request)
         return output

@@ -48,6 +48,10 @@ class StepTimeModel:
     def ready(self) -> bool:
         return self.num_steps >= MIN_STEPS
 
+    def knows_prompts_of(self, num_tokens: int) -> bool:
+        """Whether steps with about so many prompt tokens were seen; what a much larger one takes cannot be predicted."""
+        return self.ready and num_tokens <= GROWTH * self._most_tokens
+
     def observe(self, *, tokens: int, attended: int, has_prefill: bool, seconds: float, speculates: bool = False) -> None:
         """A step of these features took so many seconds."""
         if seconds <= 0.0 or tokens <= 0:

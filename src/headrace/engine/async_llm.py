@@ -27,11 +27,7 @@ Message = Mapping[str, Any]  # role, content, and what else the chat template kn
 
 
 def make_engine_config(model: str | Path | None, options: Mapping[str, Any]) -> EngineConfig:
-    """The config of a model given as None or "default", a path or a hub name. Raises `ConfigError` for an unknown option.
-
-    Where nothing else is said nothing is compiled: offline work ends before that pays.
-    """
-    options = {"compile": "off", **options}
+    """The config of a model given as None or "default", a path or a hub name. Raises `ConfigError` for an unknown option."""
     known = {entry.name for entry in fields(EngineConfig)} - {"model"}
     unknown = sorted(set(options) - known)
     if unknown:

@@ -18,6 +18,7 @@ from headrace.server.answer import Answer, Header, Scorer, Usage
 from headrace.server.body import BodyLease, ClientGone, read_body
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.rate_limits import Charge, KeyLimits
+from headrace.server.request_timeout import earlier, timeout_ms
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import Wire, encode, send_body, send_stream, whole_body
 
@@ -67,9 +68,10 @@ class GenerationRoute(Generic[Request]):
         request = await service.offload(len(body), dialect.parse, body, service, model, tenant)
         del body
         lease.release()
+        deadline_ms = earlier(request.deadline_ms, timeout_ms(scope))
         limits: KeyLimits = scope["state"]["limits"]
         charge = charge_for(request, limits)
-        request = dataclasses.replace(request, priority=limits.priority(request.priority))
+        request = dataclasses.replace(request, priority=limits.priority(request.priority), deadline_ms=deadline_ms)
         try:
             answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge)
             scope["state"]["usage"] = answer.usage

@@ -24,6 +24,7 @@ from headrace.server.body import decode_object, read_body
 from headrace.server.generation_route import background_tenant, until_disconnect
 from headrace.server.parse import encode_prompt, prompt_list
 from headrace.server.rate_limits import KeyLimits
+from headrace.server.request_timeout import earlier, timeout_ms
 from headrace.server.schema import EmbeddingBody, validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import encode, send_encoded
@@ -145,6 +146,7 @@ class EmbeddingsRoute:
         service = self._service
         service.model()  # refuses at once where nothing can be served
         scope["state"]["limits"].take_request()
+        scope["state"]["timeout_ms"] = timeout_ms(scope)
         config = service.config
         with service.bodies.lease() as lease:
             body = await read_body(receive, Headers(scope=scope), max_bytes=config.max_body_bytes, timeout=config.body_timeout, lease=lease)
@@ -158,18 +160,24 @@ class EmbeddingsRoute:
         """See `GenerationRoute.in_background`."""
         metrics = BackgroundMetrics(self._service.metrics)
         return await self._answer(
-            body, metrics, tenant=background_tenant(tenant), arrival=time.monotonic(), background=True, state={"limits": NO_LIMITS}
+            body,
+            metrics,
+            tenant=background_tenant(tenant),
+            arrival=time.monotonic(),
+            background=True,
+            state={"limits": NO_LIMITS, "timeout_ms": None},
         )
 
     async def _answer(self, body: bytes, metrics: RequestMetrics, *, tenant: str, arrival: float, background: bool, state: dict[str, Any]) -> bytes:
-        """`state["usage"]` is set once the tokens are counted; `state["limits"]` are the key's."""
+        """`state["usage"]` is set once the tokens are counted; `state` has the key's `limits` and the header's `timeout_ms`."""
         service = self._service
         model = service.model()
         request = await service.offload(len(body), parse, body, service, model)
         state["usage"] = Usage(prompt_tokens=request.num_tokens)
         limits: KeyLimits = state["limits"]
         limits.charge(prompt_tokens=request.num_tokens, answer_tokens=0)
-        request = replace(request, priority=limits.priority(request.priority))
+        deadline_ms = earlier(request.deadline_ms, state["timeout_ms"])
+        request = replace(request, priority=limits.priority(request.priority), deadline_ms=deadline_ms)
         pooling = service.config.pooling
         embeddings = await embed_all(request, model, metrics, pooling=pooling, tenant=tenant, arrival=arrival, background=background)
         return await service.offload(sum(each.vector.nbytes for each in embeddings), body_of, request, embeddings)

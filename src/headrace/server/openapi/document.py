@@ -15,6 +15,7 @@ from headrace.server.messages.errors import speaks_anthropic
 from headrace.server.messages.schema import MessageShape
 from headrace.server.openapi.answers import SCHEMAS, TEXT, Schema, ref
 from headrace.server.openapi.operations import FIELDS, OPERATIONS, OPTIONAL, Operation
+from headrace.server.request_timeout import NAME as TIMEOUT
 from headrace.server.schema import Message
 
 PATH = "/openapi.json"
@@ -28,6 +29,7 @@ HEADERS: dict[str, Schema] = {
         for what in ("limit", "remaining", "reset")
     },
 }
+TIMEOUT_SCHEMA: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 999999}
 RETRY_AFTER: Schema = {"description": "Seconds", "required": True, "schema": {"type": "integer", "minimum": 1}}
 
 
@@ -90,6 +92,8 @@ def _operation(method: str, path: str, operation: Operation, body: dict[str, Any
     }
     parameters = [{"name": name, "in": "path", "required": True, "schema": {**TEXT, "minLength": 1}} for name in re.findall(r"{(\w+)}", path)]
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in (operation.query or {}).items()]
+    if operation.body is not None and "deadline_ms" in operation.body.model_fields:
+        parameters.append({"name": TIMEOUT, "in": "header", "description": "Seconds to the first token", "schema": TIMEOUT_SCHEMA})
     if parameters:
         described["parameters"] = parameters
     if body is not None:
