@@ -9,8 +9,9 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from headrace.cli.server_address import ServerAddress, error_text
 from headrace.errors import StartError
 
 PIECE_BYTES = 1 << 20
@@ -20,13 +21,8 @@ class ApiClient:
     """Every call raises `StartError` with the server's own words where it does not succeed."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StartError(f"--url {url} is not a URL; use http://HOST:PORT.")
+        self._address = ServerAddress(url)
         self._url = url
-        self._connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = timeout
 
@@ -54,9 +50,9 @@ class ApiClient:
 
     @contextlib.contextmanager
     def _response(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-        connection = self._connection_type(self._host, self._port, timeout=self._timeout)
+        connection = self._address.connect(self._timeout)
         try:
-            connection.request(method, self._prefix + path, body=body, headers={**self._headers, **headers})
+            connection.request(method, self._address.prefix + path, body=body, headers={**self._headers, **headers})
             response = connection.getresponse()
             if response.status != 200:
                 raise StartError(f"{self._url} answers {response.status}: {error_text(response.read())}")
@@ -81,10 +77,3 @@ def pieces(head: bytes, stream: BinaryIO, tail: bytes) -> Iterator[bytes]:
     while piece := stream.read(PIECE_BYTES):
         yield piece
     yield tail
-
-
-def error_text(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return body.decode(errors="replace").strip()[:300] or "no reason given"

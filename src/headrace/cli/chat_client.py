@@ -6,8 +6,8 @@ import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
+from headrace.cli.server_address import ServerAddress, error_text
 from headrace.errors import StartError
 
 Message = dict[str, str]
@@ -21,34 +21,29 @@ class ChatClient:
     """Talks to one server. `url` is where it listens, with or without /v1."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StartError(f"--url {url} is not a URL; use http://HOST:PORT.")
+        self._address = ServerAddress(url)
         self.url = url
-        self._connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._timeout = timeout
 
     def status(self, path: str) -> int:
         """The HTTP status of a GET; raises `OSError` where nobody listens."""
-        connection = self._connection_type(self._host, self._port, timeout=5)
+        connection = self._address.connect(5)
         try:
-            connection.request("GET", self._prefix + path, headers=self._headers)
+            connection.request("GET", self._address.prefix + path, headers=self._headers)
             return connection.getresponse().status
         finally:
             connection.close()
 
     def model(self) -> str:
         """The first model that the server offers. Raises `StartError` where there is none to talk to."""
-        connection = self._connection_type(self._host, self._port, timeout=30)
+        connection = self._address.connect(30)
         try:
-            connection.request("GET", f"{self._prefix}/v1/models", headers=self._headers)
+            connection.request("GET", f"{self._address.prefix}/v1/models", headers=self._headers)
             response = connection.getresponse()
             body = response.read()
             if response.status != 200:
-                raise StartError(f"{self.url} answers {response.status}: {_error_text(body)}")
+                raise StartError(f"{self.url} answers {response.status}: {error_text(body)}")
             return str(json.loads(body)["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
             raise StartError(f"No server answers at {self.url} ({error}). Start one with `headrace serve`, or leave out --url.") from error
@@ -60,12 +55,12 @@ class ChatClient:
     def stream(self, messages: list[Message], *, model: str, options: dict[str, Any]) -> Iterator[str]:
         """The answer as it comes. Leaving the loop early closes the connection, and the server stops generating."""
         body = json.dumps({"model": model, "messages": messages, "stream": True, **options})
-        connection = self._connection_type(self._host, self._port, timeout=self._timeout)
+        connection = self._address.connect(self._timeout)
         try:
-            connection.request("POST", f"{self._prefix}/v1/chat/completions", body=body, headers=self._headers)
+            connection.request("POST", f"{self._address.prefix}/v1/chat/completions", body=body, headers=self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise ChatError(f"{response.status}: {_error_text(response.read())}")
+                raise ChatError(f"{response.status}: {error_text(response.read())}")
             yield from _pieces(response)
         except (OSError, http.client.HTTPException) as error:
             raise ChatError(f"the connection broke: {error or type(error).__name__}") from error
@@ -83,15 +78,8 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
             return
         event = json.loads(data)
         if "error" in event:
-            raise ChatError(_error_text(data))
+            raise ChatError(error_text(data))
         for choice in event.get("choices", ()):
             if text := choice.get("delta", {}).get("content"):
                 yield text
     raise ChatError("the answer broke off before its end")
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return body.decode(errors="replace").strip()[:300] or "no reason given"

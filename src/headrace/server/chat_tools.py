@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from headrace.errors import InvalidRequest
 from headrace.server.schema import validate
+from headrace.server.tool_list import read_tools
 from headrace.server.turn_fields import TurnFields
 from headrace.text.tools import FunctionTool, ToolChoice
 
@@ -48,11 +49,7 @@ class NamedChoice(BaseModel):
 
 def tool_list(value: Any) -> tuple[FunctionTool, ...]:
     """The tools of a chat, of the right shape; `check_tools` looks at what is in them."""
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise InvalidRequest("tools must be a list of tools.", param="tools")
-    return tuple(_one_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+    return tuple(read_tools(value, _one_tool))
 
 
 def _one_tool(value: Any, name: str) -> FunctionTool:

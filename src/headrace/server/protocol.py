@@ -13,6 +13,38 @@ from headrace.errors import InvalidRequest
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a later request, to the end of the head
+GATHERED_BYTES = 64 * 1024  # more than this is not held back for the end of the turn
+
+
+class GatheredWrites:
+    """A transport that sends what is written in one turn of the event loop in one piece: the head and the body of an answer are one
+    system call, and arrive together."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > GATHERED_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        if pieces and not self._transport.is_closing():
+            self._transport.write(b"".join(pieces))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -24,7 +56,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -10,11 +10,12 @@ from headrace.server.body import decode_object
 from headrace.server.chat_turn import ChatTurn, ReasoningOptions, TemplateOptions, TurnFields, prepare_turn
 from headrace.server.messages.blocks import read_conversation
 from headrace.server.messages.schema import UNSUPPORTED, ConversationBody, MessageBody
-from headrace.server.messages.tools import read_choice, read_tools
+from headrace.server.messages.tools import read_choice, read_tool
 from headrace.server.parse import ParsedRequest, Prompt, fit, sampling_params
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.structured import json_schema_format
+from headrace.server.tool_list import read_tools
 from headrace.server.unsupported import refuse_unsupported
 
 FIELDS = TurnFields(
@@ -72,7 +73,7 @@ def make_turn(body: ConversationBody, model: LoadedModel, *, bounded: bool) -> C
         messages=messages,
         # an answer that has been begun is gone on with
         template=TemplateOptions(template=model.template, continue_final_message=last.role == "assistant" and not last.tool_calls),
-        tools=read_tools(body.tools),
+        tools=read_tools(body.tools, read_tool),
         tool_choice=choice,
         parallel_tool_calls=parallel,
         structured=output_form(body),

@@ -46,7 +46,7 @@ class ConversationBody(Body):
 
     messages: Any = None  # checked by `blocks.read_messages`
     system: Any = None  # checked by `blocks.read_system`
-    tools: Any = None  # checked by `tools.read_tools`
+    tools: Any = None  # checked by `tool_list.read_tools`
     tool_choice: Any = None  # checked by `tools.read_choice`
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

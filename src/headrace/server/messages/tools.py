@@ -10,14 +10,6 @@ from headrace.server.schema import validate
 from headrace.text.tools import FunctionTool, ToolChoice
 
 
-def read_tools(value: Any) -> list[FunctionTool]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise InvalidRequest("tools must be a list of tools.", param="tools")
-    return [read_tool(item, f"tools[{index}]") for index, item in enumerate(value)]
-
-
 def read_tool(value: Any, name: str) -> FunctionTool:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object with a name and an input_schema.", param=name)

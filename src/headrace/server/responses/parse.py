@@ -15,10 +15,11 @@ from headrace.server.parse import ParsedRequest, Prompt, fit, sampling_params, s
 from headrace.server.responses.items import read_items, to_messages
 from headrace.server.responses.schema import UNSUPPORTED, InputBody, ResponseBody
 from headrace.server.responses.store import ResponseStore
-from headrace.server.responses.tools import read_choice, read_tools
+from headrace.server.responses.tools import read_choice, read_tool
 from headrace.server.schema import validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.structured import json_schema_format, response_format
+from headrace.server.tool_list import read_tools
 from headrace.server.unsupported import refuse_unsupported
 
 FIELDS = TurnFields(
@@ -151,7 +152,7 @@ def text_form(body: InputBody) -> StructuredOutputs | None:
 
 
 def make_turn(body: InputBody, items: list[dict[str, Any]], model: LoadedModel, *, bounded: bool) -> ChatTurn:
-    tools, choice = read_choice(body.tool_choice, read_tools(body.tools))
+    tools, choice = read_choice(body.tool_choice, read_tools(body.tools, read_tool))
     effort = body.reasoning.effort if body.reasoning is not None else None
     return prepare_turn(
         model,

@@ -54,7 +54,7 @@ class InputBody(Body):
     instructions: str | None = None
     previous_response_id: str | None = None
     text: TextConfig | None = None
-    tools: Any = None  # checked by `parse.read_tools`
+    tools: Any = None  # checked by `tool_list.read_tools`
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -64,7 +64,6 @@ class InputBody(Body):
 # What comes back with the response, and may be stored, is bounded; so are the prompt's parts, by the context.
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
-MAX_TOOLS_BYTES = 2**20  # of JSON
 
 
 class ResponseBody(InputBody, SamplingBody, HarmlessFields):

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from headrace.errors import InvalidRequest
-from headrace.server.responses.schema import MAX_TOOLS_BYTES, AllowedTools, FunctionToolBody, NamedTool
+from headrace.server.responses.schema import AllowedTools, FunctionToolBody, NamedTool
 from headrace.server.schema import validate
 from headrace.text.tools import FunctionTool, ToolChoice
 
 MODES = ("none", "auto", "required")
-
-
-def read_tools(value: Any) -> list[FunctionTool]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise InvalidRequest("tools must be a list of tools.", param="tools")
-    size = len(msgspec.json.encode(value))
-    if size > MAX_TOOLS_BYTES:
-        raise InvalidRequest(f"tools takes {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are allowed.", param="tools")
-    return [read_tool(item, f"tools[{index}]") for index, item in enumerate(value)]
 
 
 def read_tool(value: Any, name: str) -> FunctionTool:
