@@ -262,6 +262,7 @@ def test_of_two_servers_that_start_together_one_compiles(model: Path, tmp_path: 
         assert other.complete() == first
         for service in (one, other):
             wait(lambda service=service: service.states() == dict.fromkeys(paths, "compiled"), 600)  # type: ignore[misc]
+            assert all(f"{path} is served compiled from now on" in service.log for path in paths)
         assert sorted(service.metric("headrace_compilations_total") for service in (one, other)) == [0, len(paths)]
         for service in (one, other):
             before = service.metric('headrace_steps_total{path="ready"}')

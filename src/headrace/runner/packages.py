@@ -33,6 +33,7 @@ _CODE = (
     "kernels/attention.py",
     "kernels/cpu/__init__.py",
     "models/decoder.py",
+    "models/layer_runs.py",
     "models/layers.py",
     "models/packed.py",
     "models/rope.py",
