@@ -225,7 +225,7 @@ def hidden_states(runner: ModelRunner) -> list[torch.Tensor]:
 
 
 def test_without_a_compiler_the_server_answers_and_says_how(model: Path, tmp_path: Path) -> None:
-    with served(model, tmp_path, environment=without_compiler(tmp_path)) as service:
+    with served(model, tmp_path, "--compile", "auto", environment=without_compiler(tmp_path)) as service:
         told = service.ready()
         assert told["path"] == "eager, torch operators (no CPU kernels)"
         assert (told["compile"]["mode"], told["compile"]["state"], told["compile"]["paths"]) == ("auto", "ready", [])

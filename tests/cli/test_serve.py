@@ -47,10 +47,10 @@ def test_flags_become_configs(served: list[Any], gguf: Path) -> None:
     assert name == "tiny.Q8_0"
 
 
-def test_defaults_are_the_configs_own_and_a_server_compiles(served: list[Any], gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_are_the_configs_own(served: list[Any], gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
     assert main(["serve", str(gguf)]) == 0
-    assert served[0][:2] == (EngineConfig(model=str(gguf), compile="auto"), ServerConfig())
+    assert served[0][:2] == (EngineConfig(model=str(gguf)), ServerConfig())
 
 
 def test_model_of_the_config_file(served: list[Any], gguf: Path, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def run(command: list[str], *, input: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, str]]:
-    """URL of a server as the README's first command starts it (another port, and nothing compiled beside the tests), and its ready message."""
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "--compile", "off"]
+    """URL of a server as the README's first command starts it (another port), and its ready message."""
+    command = [sys.executable, "-m", "headrace", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:

@@ -45,8 +45,9 @@ def test_short_run(recompiles: ModuleType, tmp_path: Path, capsys: pytest.Captur
     save_tiny_llama(tmp_path, vocab_size=320, eos_token_id=257)
     flags = ["--max-num-seqs=1", "--max-num-batched-tokens=32", "--kv-memory=16MiB", "--block-size=4", "--threads=1", "--max-seq-len-to-capture=32"]
     cache = ["--compile=full", f"--compile-cache={tmp_path / 'cache'}"]
-    status = recompiles.main(["--duration", "5", "--clients", "6", "--max-prompt", "60", "--max-token", "319", "--", str(tmp_path), *flags, *cache])
+    status = recompiles.main(["--duration", "5", "--clients", "6", "--max-prompt", "60", "--max-token", "255", "--", str(tmp_path), *flags, *cache])
     report = json.loads(capsys.readouterr().out)
-    assert status == 0, report
+    assert report["verdicts"] == dict.fromkeys(report["verdicts"], True)
+    assert status == 0
     assert report["graph breaks"] == {"decode": 0, "mixed": 0}
     assert report["paths"] == {"decode-1": "compiled", "mixed-32": "compiled"}

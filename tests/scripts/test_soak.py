@@ -52,7 +52,7 @@ def test_short_soak(soak: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixt
     """Blocks are few, so that requests are preempted too."""
     options = {"duration": 10, "clients": 12, "malformed": 0.2, "max-prompt": 60, "max-output": 24, "patience": 120, "seed": 3}
     load = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    serve = ["--max-model-len=512", "--num-gpu-blocks-override=48", "--max-num-seqs=8", "--swap-space=64MiB", "--compile=off"]
+    serve = ["--max-model-len=512", "--num-gpu-blocks-override=48", "--max-num-seqs=8", "--swap-space=64MiB"]
     report_file = tmp_path / "report.json"
     status = soak.main([*load, "--json", str(report_file), "--", *serve])
     report = json.loads(report_file.read_text())

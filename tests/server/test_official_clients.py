@@ -31,7 +31,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log.txt"
     command = [sys.executable, "-m", "headrace", "serve", str(resolve_model(None)), "--port", str(port), "--served-model-name", MODEL]
-    command += ["--api-key", KEY, "--max-model-len", "2048", "--compile", "off"]
+    command += ["--api-key", KEY, "--max-model-len", "2048"]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[2]) as process:
         url = f"http://127.0.0.1:{port}"
         try:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     file = read_config_file(args.config) if args.config else {}
     settings = merge(args, file)
     server = server_config(settings)
-    options = {"compile": "auto", **engine_options(settings)}  # a server lives long enough for it to pay
+    options = engine_options(settings)
     EngineConfig(model="", **options)  # a wrong flag is said before a model is fetched
     name = args.model or file.get(MODEL_KEY)
     from headrace.models import store

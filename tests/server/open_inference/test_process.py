@@ -183,7 +183,7 @@ async def test_the_extra_is_named_where_it_is_missing(world: World, monkeypatch:
 @pytest.mark.timeout(300)
 def test_the_real_model(tmp_path: Path):
     """Whole, streamed and over HTTP are the same answer."""
-    process = Process(tmp_path / "log.txt", Path(resolve_model(None)), "--max-model-len", "1024", "--compile", "off")
+    process = Process(tmp_path / "log.txt", Path(resolve_model(None)), "--max-model-len", "1024")
     try:
         with grpc.insecure_channel(process.address) as channel:
             process.wait_ready(channel, seconds=200)
