@@ -165,7 +165,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
         "verdicts": {
             "every path was prepared": "failed" not in states.values(),
             "no path was lost": "failed" not in later.values(),
-            "both paths took steps": all(moved[f"steps, {path} path"] > 0 for path in ("compiled", "ready")),
+            "compiled paths took steps": moved["steps, compiled path"] > 0,
             "nothing was compiled": moved["headrace_compilations_total"] == 0,
             "no recompilation": after["headrace_recompiles_total"] == 0,
             "every answer was 200": set(waves.statuses) == {200},

@@ -27,6 +27,7 @@ from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.models.tiny_models import TINY, make, prompt
 from tests.runner.random_service import random_service
 from tests.runner.tiny_model import Hand, save_tiny_llama
+from tests.scripts.load_script import load_recompiles
 
 PATHS = ["decode-1", "decode-2", "mixed-64"]
 
@@ -109,6 +110,17 @@ def test_ids_are_those_of_the_ready_path_and_nothing_is_compiled_again(world: Wo
     assert status.compiled_steps_total > 100
     assert (status.compilations_total, status.recompiles_total) == (0, 0)
     assert "torch._inductor.compile_fx" not in sys.modules, "this process loads packages and compiles nothing"
+
+
+@pytest.mark.slow
+def test_whatever_arrives_nothing_is_compiled_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--duration", "5", "--clients", "6", "--max-prompt", "100", "--max-token", "255"]
+    status = load_recompiles().main([*options, "--", str(world.model), *FLAGS, "--compile", "full", "--compile-cache", str(world.cache)])
+    report = json.loads(capsys.readouterr().out)
+    assert report["graph breaks"] == {"decode": 0, "mixed": 0}
+    assert report["paths"] == dict.fromkeys(PATHS, "compiled")
+    assert report["verdicts"] == dict.fromkeys(report["verdicts"], True)
+    assert status == 0
 
 
 @pytest.mark.slow
