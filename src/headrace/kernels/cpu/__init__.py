@@ -45,7 +45,8 @@ HEAD_STEP = 16  # sizes of a head that `paged_attention` takes are multiples of 
 class PackedLinear(nn.Module):
     """x [.., columns] @ weight.T + bias -> [.., rows], in x's dtype, with a weight in GGUF blocks. bias: float32.
 
-    Against a weight in blocks x is rounded to 8 bits in blocks of 32; against one in floating point it is taken as float32.
+    Against a weight in blocks x is rounded to 8 bits in blocks of 32, 16 bits where a value stands out; against one in floating point it is
+    taken as float32.
     """
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
