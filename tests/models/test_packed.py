@@ -196,6 +196,9 @@ def test_the_default_model():
     assert float((got.argmax(-1) == want.argmax(-1)).float().mean()) > 0.97
     ours, theirs = got.log_softmax(-1), want.log_softmax(-1)
     assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 0.001, "nats a token"
+    cpu.activations_of_16_bits(packed)
+    assert difference(PagedDriver(packed, block_size=16).prefill(ids), want) < 5e-4
+    packed = load(path, packed=True)
     # the template's own system text, after which Paris and another answer are nearly tied
     nearly_tied = [tokenizer.encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\n")]
     assert "Paris" in tokenizer.decode([token for token, _ in answer(packed, nearly_tied, 8)[0]])
