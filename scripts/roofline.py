@@ -79,7 +79,7 @@ def need(model: Decoder, contexts: Sequence[tuple[int, int]], *, kv_bytes: int) 
     matrices.append((model.embed_tokens if model.lm_head is None else model.lm_head, rows))
     for module, times in matrices:
         if isinstance(module, cpu.PackedLinear | cpu.PackedEmbedding):
-            products = module.rows * module.columns * times
+            products = module.rows * module.columns * times * (1 if module.format == module.type_number else 2)  # 16-bit activations go twice
             if module.type_number in FLOAT_FORMATS:
                 floats += products
             else:

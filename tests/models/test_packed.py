@@ -123,6 +123,27 @@ def answer(model: Decoder, prompts: list[list[int]], count: int) -> list[list[tu
     return answers
 
 
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("llama", [(0, 4)]),
+        ("mistral-window", [(0, 4)]),
+        ("smollm3", [(0, 3), (3, 4)]),  # its fourth layer turns nothing
+        ("smollm3-window", [(0, 3), (3, 4)]),
+        ("llama-gelu", [0, 1, 2, 3]),
+    ],
+)
+def test_neighbouring_layers_are_one_call_with_the_same_bits(name, parts, tmp_path):
+    class_name, changes = TINY[name]
+    make(class_name, changes | {"head_dim": 16}).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), dtype=torch.float32, device=torch.device("cpu"), kernels=True)
+    assert [part if isinstance(part, int) else (part.first, part.last) for part in model._parts] == parts
+    tokens = prompt(30)
+    got = PagedDriver(model).prefill(tokens, chunks=[20, 1, 9])
+    model._parts = [0, 1, 2, 3]
+    assert torch.equal(PagedDriver(model).prefill(tokens, chunks=[20, 1, 9]), got)
+
+
 @pytest.mark.parametrize("name", ["Q4_K", "Q2_K"])
 def test_parts_in_different_formats(name, tmp_path, caplog):
     """v in another format than q and k, with biases, as files of mixed formats have it; Q2_K has no kernel and goes over float16."""
@@ -175,6 +196,9 @@ def test_the_default_model():
     assert float((got.argmax(-1) == want.argmax(-1)).float().mean()) > 0.97
     ours, theirs = got.log_softmax(-1), want.log_softmax(-1)
     assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 0.001, "nats a token"
+    cpu.activations_of_16_bits(packed)
+    assert difference(PagedDriver(packed, block_size=16).prefill(ids), want) < 5e-4
+    packed = load(path, packed=True)
     # the template's own system text, after which Paris and another answer are nearly tied
     nearly_tied = [tokenizer.encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\n")]
     assert "Paris" in tokenizer.decode([token for token, _ in answer(packed, nearly_tied, 8)[0]])

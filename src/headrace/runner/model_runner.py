@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.kernels import cpu
 from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
@@ -72,6 +73,8 @@ class ModelRunner:
             config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels, bits=self._path.bits
         )
         torch.set_num_threads(self._threads)
+        if self._path.wide:
+            cpu.activations_of_16_bits(self._model)
         if config.deterministic:
             make_deterministic(self._model)
         model_config = self._model.config
