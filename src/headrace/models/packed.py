@@ -130,7 +130,7 @@ class PackedLayer(DecoderLayer):
     @property
     def formats(self) -> tuple[int, ...]:
         attention, mlp = self.attention, self.mlp
-        return tuple(linear.type_number for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down))
+        return tuple(linear.format for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down))
 
     @property
     def window(self) -> int:
@@ -178,6 +178,11 @@ class PackedDecoder(Decoder):
         for layer in self.layers:
             layer.choose_calls()
         self._parts = find_runs(list(self.layers), [layer.constants for layer in self.layers], self.config.ropes)
+
+    def use_16_bit_activations(self) -> None:
+        """From now on, in all products with weights in blocks."""
+        cpu.activations_of_16_bits(self)
+        self.choose_calls()
 
     def _run_layers(
         self, h_TE: Tensor, cos_sin: dict[RopeConfig, tuple[Tensor, Tensor]], kv_caches: list[tuple[Tensor, Tensor]], meta: AttentionMetadata
