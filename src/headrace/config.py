@@ -57,6 +57,7 @@ class EngineConfig:
     # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
     # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
     quantization: Literal["none", "gguf", "int8", "int4"] | None = None
+    activation_bits: Literal[8, 16] | None = None  # in products with weights in blocks or few bits on CPU; None: 8
     kv_cache_dtype: DType = "auto"  # of keys and values; auto: float16 beside weights in blocks or few bits on CPU, else the model's dtype
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
@@ -72,7 +73,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_num_queued_reqs: int = 1024  # requests that may wait; one more gets 429
-    target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2.5 x the decode-only step, more beside many prompts
+    target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: twice the decode-only step, more beside many prompts
     session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
     session_dir: str | None = None  # where the leased sessions' blocks are kept from an orderly end to the next start
     session_quota: int = 4 * 1024**3  # bytes that they may take there
@@ -107,6 +108,8 @@ class EngineConfig:
             raise ConfigError("--session-dir keeps blocks of the prefix cache: leave --enable-prefix-caching on, or leave --session-dir out.")
         if self.quantization not in (None, "none", "gguf", "int8", "int4"):
             raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
+        if self.activation_bits not in (None, 8, 16):
+            raise ConfigError(f"--activation-bits must be 8 or 16, not {self.activation_bits}.")
         if self.kv_cache_dtype not in get_args(DType):
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} is not known; use auto, float32, float16 or bfloat16.")
         if not 0 < self.gpu_memory_utilization <= 1:

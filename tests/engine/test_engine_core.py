@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.step_tokens import StepTokens
 from headrace.engine import engine_core
 from headrace.engine.engine_core import EngineBroken, EngineCore
 from headrace.engine.wire import Abort, Add, Heartbeat, Outputs, Shutdown
@@ -25,6 +26,7 @@ class CountingScheduler:
         self.steps = 0
         self.log: list[str] = []
         self.unsent: list[TokenOutput] = []  # ended by plan
+        self.step_tokens = StepTokens()
 
     def add(self, message: AddRequest, now: float) -> TokenOutput | None:
         if len(self.open) >= self.queue_size:
@@ -61,7 +63,9 @@ class CountingScheduler:
 
     def update(self, result: StepResult, now: float) -> list[TokenOutput]:
         self.log.append(f"update {result.step_id}")
-        assert self.outstanding.pop(0).step_id == result.step_id
+        plan = self.outstanding.pop(0)
+        assert plan.step_id == result.step_id
+        self.step_tokens = StepTokens(useful=plan.num_tokens)
         outputs = []
         for row in result.rows:
             if row.request_id in self.open:
@@ -120,7 +124,14 @@ class Bench:
         self.scheduler, self.runner = scheduler, runner
         self.emitted: list[Outputs | Heartbeat] = []
         self.error: BaseException | None = None
-        self.core = EngineCore(runner, scheduler, self.emitted.append, async_scheduling=async_scheduling)
+        self.rests: list[int] = []  # steps before each
+        self.core = EngineCore(
+            runner,
+            scheduler,
+            self.emitted.append,
+            async_scheduling=async_scheduling,
+            at_rest=lambda: self.rests.append(len(self.runner.begun)),
+        )
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -246,10 +257,35 @@ def test_heartbeats_tell_idle_time_from_work(monkeypatch):
         bench.add("a", 1)
         until(lambda: len([beat for beat in bench.heartbeats() if beat.step_started is not None]) >= 2)
         first, second = [beat for beat in bench.heartbeats() if beat.step_started is not None][:2]
-        assert 0.15 <= first.idle_seconds_total <= first.at - begin + 0.1
-        assert second.idle_seconds_total == first.idle_seconds_total, "a step is no idle time"
+        assert 0.0 < first.work.between["idle"] <= first.at - begin + 0.1
+        assert second.work.between["idle"] == first.work.between["idle"], "a step is no idle time"
         assert begin < first.at < second.at <= time.monotonic()
         bench.runner.permits.release()
+
+
+def test_the_engine_is_at_rest_once_after_its_steps(monkeypatch):
+    monkeypatch.setattr(engine_core, "REST_S", 0.05)
+    with running() as bench:
+        time.sleep(0.2)
+        assert bench.rests == [], "nothing has been done yet"
+        for count in (1, 2):
+            bench.add(f"request-{count}", 3)
+            until(lambda count=count: len(bench.rests) == count)
+            time.sleep(0.2)
+            assert bench.rests == [3, 6][:count], "after the last step, and once"
+    beats = bench.heartbeats()
+    assert beats[-1].work.between["idle"] >= 0.5, "rest is idle time too"
+
+
+def test_no_rest_while_a_step_runs(monkeypatch):
+    monkeypatch.setattr(engine_core, "REST_S", 0.01)
+    monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.01)
+    with running(held=True) as bench:
+        bench.add("a", 2)
+        until(lambda: len(bench.heartbeats()) >= 5)
+        assert bench.rests == []
+        bench.runner.permits.release(10)
+        until(lambda: bench.rests)
 
 
 def test_heartbeats_are_few():

@@ -25,6 +25,7 @@ from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.client import EngineClient
 from headrace.engine.generation import GenerationRequest
 from headrace.engine.generation import Generator as TextGenerator
+from headrace.engine.heap import release_freed_memory
 from headrace.errors import ConfigError, RequestError, StartError
 from headrace.models.store import cache_root
 from headrace.sampling_params import SamplingParams
@@ -210,6 +211,7 @@ class ServingProcess:
             tool_call_parser=self._config.tool_call_parser,
             reasoning_parser=self._config.reasoning_parser,
         )
+        release_freed_memory()
 
     @staticmethod
     async def _prepare_grammars(generator: TextGenerator) -> None:
