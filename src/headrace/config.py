@@ -219,7 +219,7 @@ class ServerConfig:
     tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template shows
     reasoning_parser: str = "auto"  # how it marks its reasoning; auto: as its chat template shows; none: reasoning is not told from content
     shutdown_timeout: float = 30.0  # seconds that running requests may take after SIGTERM
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 8 * 1024 * 1024  # decoding more in one go would hold up all streams, and the texts of a few million tokens fit
     body_timeout: float = 60.0  # seconds a client may take to send its request
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None

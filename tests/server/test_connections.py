@@ -123,6 +123,7 @@ async def test_a_chunked_body_is_read_whole(site: Site):
     writer.close()
 
 
+@pytest.mark.parametrize("world", [{"max_body_bytes": 32 << 20}], indirect=True)
 async def test_a_large_body_does_not_stop_a_stream(site: Site):
     """While bodies of 20 MB and of 10,000 levels are refused, a running stream goes on."""
     bodies = [
