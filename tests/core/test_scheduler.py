@@ -160,7 +160,7 @@ def test_beside_decodes_the_chunk_follows_the_measured_step_time():
         return sizes
 
     by_ratio, by_target = chunks(None), chunks(60.0)
-    assert 10 <= by_ratio[len(by_ratio) // 2] <= 20  # 2.5 x 11 ms
+    assert 10 <= by_ratio[len(by_ratio) // 2] <= 20  # twice 11 ms
     assert 40 <= by_target[len(by_target) // 2] <= 60
     assert min(by_ratio[:-1]) >= MIN_PREFILL_CHUNK  # the last one is what is left
 
