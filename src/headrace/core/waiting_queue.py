@@ -24,6 +24,9 @@ class TenantShares:
         """How many tenants have requests in the engine."""
         return len(self._num_present)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._num_present)
+
     def join(self, tenant: str) -> None:
         """One more request of this tenant is in the engine."""
         if tenant not in self._num_present:
