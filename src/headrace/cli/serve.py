@@ -53,9 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
     # another runner gives the name its own meaning
     path = name or store.DEFAULT_MODEL if "runner_factory" in options else store.resolve_model(name)
-    engine = EngineConfig(model=str(path), **options)
     from headrace.server import serve
+    from headrace.server.auth import tenant_weights
 
+    engine = EngineConfig(model=str(path), tenant_weights=tenant_weights(server.limited_keys), **options)
     return serve.run(engine, server, model_name=display_name(name or store.DEFAULT_MODEL))
 
 

@@ -21,14 +21,16 @@ from headrace.core.roster import Roster
 class _Held:
     """What one tenant's running requests hold; blocks that they share count for each."""
 
+    tenant: str
     num_slots: int = 0
     num_blocks: int = 0
 
-    def share(self, roster: Roster) -> float:
-        return max(self.num_slots / roster.num_slots, self.num_blocks / roster.num_blocks)
+    def excess(self, roster: Roster) -> float:
+        """How many times its part."""
+        return max(self.num_slots / roster.num_slots, self.num_blocks / roster.num_blocks) / roster.shares.part(self.tenant)
 
     def is_above_part(self, roster: Roster) -> bool:
-        return roster.is_part(self.num_slots - 1, self.num_blocks - 1)
+        return roster.is_part(self.tenant, self.num_slots - 1, self.num_blocks - 1)
 
 
 class FairSlots:
@@ -38,7 +40,7 @@ class FairSlots:
         self._preemption = preemption
 
     def make_way(self, draft: PlanDraft) -> None:
-        """Preempt the fewest youngest requests of the tenant that holds most, so that the head of the queue can start.
+        """Preempt the fewest youngest requests of the tenant that holds most of its part, so that the head of the queue can start.
 
         Only where the head's tenant has had no more tokens than the other one, and is below its part of slots and blocks when that one is
         above. At most one start a plan, and each request gives way at most once.
@@ -59,7 +61,7 @@ class FairSlots:
         holdings = self._held()
         if self._has_room(head, victims) or not holdings:
             return []
-        tenant = max(holdings, key=lambda name: holdings[name].share(self._roster))
+        tenant = max(holdings, key=lambda name: holdings[name].excess(self._roster))
         held = holdings[tenant]
         if not self._roster.is_owed(head.message.tenant, tenant):
             return []
@@ -83,7 +85,7 @@ class FairSlots:
         holdings: dict[str, _Held] = {}
         for request in self._roster.running:
             if not request.background:
-                held = holdings.setdefault(request.message.tenant, _Held())
+                held = holdings.setdefault(request.message.tenant, _Held(request.message.tenant))
                 held.num_slots += 1
                 held.num_blocks += len(request.table.blocks)
         return holdings

@@ -7,6 +7,7 @@ tells the runner to use that sample. A request that turns out to be finished lea
 
 One plan, in this order:
 1. Decoding requests get one token each, from the oldest to the youngest; where blocks run out, younger ones are preempted (`preemption`).
+   While there are several tenants, some wait for a later step (`turns`).
 2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted (see `fair_slots`).
 3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
    inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
@@ -60,7 +61,8 @@ class Scheduler:
             session_lease_s=config.session_lease_s,
             hash_function=hash_function,
         )
-        self._roster = Roster(config.max_num_seqs, num_blocks=config.num_blocks, credit=config.max_num_batched_tokens)
+        credit, weights = config.max_num_batched_tokens, dict(config.tenant_weights)
+        self._roster = Roster(config.max_num_seqs, num_blocks=config.num_blocks, credit=credit, weights=weights)
         self._admission = Admission(config, self._roster, self._kv)
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
         self._background = Background(config, self._roster, self._kv, self._preemption, self._admission, self.step_time)

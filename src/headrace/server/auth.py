@@ -35,7 +35,7 @@ class KeyRing:
         if not self._limits:
             return "", NO_LIMITS
         given = self._known_digest(list(headers))
-        return given.hex()[:16], self._limits[given]
+        return _tenant(given), self._limits[given]
 
     def _known_digest(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         bearers = [value.partition(b" ") for name, value in headers if name == b"authorization"]
@@ -62,6 +62,15 @@ class ApiKeys:
             is_open = scope["path"] in OPEN_PATHS
             state["tenant"], state["limits"] = ("", NO_LIMITS) if is_open else self._keys.holder(scope["headers"])
         await self._app(scope, receive, send)
+
+
+def tenant_weights(keys: Iterable[ApiKey]) -> tuple[tuple[str, float], ...]:
+    """The weights of tenants that are not 1, as the engine takes them."""
+    return tuple((_tenant(digest(key.key.encode())), float(key.weight)) for key in keys if key.weight != 1)
+
+
+def _tenant(digest: bytes) -> str:
+    return digest.hex()[:16]
 
 
 def digest(key: bytes) -> bytes:
