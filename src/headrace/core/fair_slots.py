@@ -56,10 +56,14 @@ class FairSlots:
         draft.has_preempted = False  # it was no want of memory that keeps others from starting
 
     def _victims(self, head: Request) -> list[Request]:
-        """None where there is room already, or where none could be made."""
+        """None where there is room already, where none could be made, and for a request that wants more than its tenant's part."""
         victims: list[Request] = []
         holdings = self._held()
-        if self._has_room(head, victims) or not holdings:
+        if (
+            self._has_room(head, victims)
+            or not holdings
+            or self._roster.is_part(head.message.tenant, 0, self._kv.num_blocks_for(len(head.token_ids)))
+        ):
             return []
         tenant = max(holdings, key=lambda name: holdings[name].excess(self._roster))
         held = holdings[tenant]
