@@ -72,7 +72,7 @@ class Tenant:
 
     async def send(self, shape: Shape) -> None:
         """One streamed completion of a fresh prompt, to its end."""
-        ids = [self._draw.randrange(1000, self._vocab) for _ in range(shape.prompt)]
+        ids = [self._draw.randrange(self._vocab // 2, self._vocab) for _ in range(shape.prompt)]
         body = {"model": self._model, "prompt": ids, "max_tokens": shape.answer, "ignore_eos": True, "temperature": 0, "stream": True}
         content = json.dumps(body | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nAuthorization: Bearer {self._key}\r\nConnection: close\r\n"
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--backlog", type=int, default=48, metavar="N", help="requests of each tenant in the last phase (default: 48)")
     parser.add_argument("--settle", type=float, default=8.0, metavar="SECONDS", help="of the last phase that do not count (default: 8)")
     parser.add_argument("--window", type=float, default=30.0, metavar="SECONDS", help="of the last phase that count (default: 30)")
-    parser.add_argument("--vocab", type=int, default=49152, help="token ids of prompts are below this (default: 49152)")
+    parser.add_argument("--vocab", type=int, default=49152, help="of the model; token ids of prompts are from its upper half (default: 49152)")
     parser.add_argument("--seed", type=int, default=0)
     ours, serve = list(arguments), []
     if "--" in ours:
