@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -69,6 +71,18 @@ def write(path, name: str):
     theirs = make("LlamaConfig", SIZES)
     write_gguf(theirs, path, "llama", quantization=name, blocks=blocks_of(name) if name.endswith("_K") else None)
     return path
+
+
+def test_a_start_loads_no_compiler(tmp_path):
+    """Neither loading nor a step imports what torch computes with on the meta device: sympy and its compiler take 70 MiB and a second or two."""
+    path = write(tmp_path / "model.gguf", "Q4_0")
+    code = (
+        "import sys; from headrace.config import EngineConfig; from headrace.runner.model_runner import ModelRunner\n"
+        f"runner = ModelRunner(EngineConfig(model={str(path)!r}, threads=1, kv_memory=2**22, max_model_len=64))\n"
+        "sys.exit(str({'sympy', 'torch._dynamo', 'torch._inductor'} & set(sys.modules)) if 'packed' in runner.info(0.0).path else 'not packed')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip() == "set()"
 
 
 def difference(ours: torch.Tensor, want: torch.Tensor) -> float:

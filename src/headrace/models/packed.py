@@ -21,7 +21,7 @@ from headrace.models.layer_runs import LayerConstants, LayerRun, find_runs
 from headrace.models.layers import Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
 from headrace.models.packed_sources import BlockSource, PackedSource
-from headrace.models.rope import RopeConfig, rotary_embeddings
+from headrace.models.rope import RopeConfig
 from headrace.models.weights import GGUFSource, match_names, wrong_shape
 
 logger = logging.getLogger("headrace.models")
@@ -171,7 +171,6 @@ class PackedDecoder(Decoder):
         """`dtype`: of the model's parameters, where they are floats; computed is in float32."""
         super().__init__(config, dtype=dtype, device=torch.device("meta"))
         self.dtype, self.device = torch.float32, torch.device("cpu")
-        self._ropes = rotary_embeddings(config.ropes, self.device)
         self._parts: list[LayerRun | int] = list(range(config.num_layers))  # in order; a number is a layer by itself
 
     def choose_calls(self) -> None:
