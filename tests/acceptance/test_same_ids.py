@@ -6,15 +6,18 @@ logits put the two within 1e-4 of each other, and it is printed.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from headrace import LLM, SamplingParams
+from headrace.config import EngineConfig
 from headrace.engine.llm import RequestOutput
 from headrace.models.loader import find_gguf
 from headrace.models.store import resolve_model
+from headrace.runner.artifact_build import build_artifacts
 from headrace.text.tokenizer import Tokenizer
 from tests.models.real_reference import transformers_model
 
@@ -166,3 +169,23 @@ def test_preempted(model_path, reference, prompts, expected, mode):  # type: ign
     )
     assert sum(output.outputs[0].num_preemptions for output in outputs) > 0
     assert_same(reference, prompts, expected, got)
+
+
+def test_compiled(model_path, reference, prompts, expected, tmp_path):  # type: ignore[no-untyped-def]
+    """Prompts, their chunks and decode steps on compiled paths."""
+    options = {"dtype": "float32", "quantization": "none", "max_model_len": 1024, "kv_memory": 256 << 20}
+    options |= {"max_num_seqs": 1, "max_num_batched_tokens": 64}
+    config = EngineConfig(model=str(model_path), compile="full", compile_cache=str(tmp_path / "cache"), **options)
+    build_artifacts(config, tmp_path / "artifacts", lambda name, done, total: None)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    with LLM(model=str(model_path), artifacts=str(tmp_path / "artifacts"), **options) as llm:
+        client = llm._engine.client
+        deadline = time.monotonic() + 60
+        while client.compile is None or {path.state for path in client.compile.paths} != {"compiled"}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:6]], params, use_tqdm=False)
+        status = client.compile
+    assert status.compiled_steps_total > NEW_TOKENS
+    assert status.recompiles_total == 0
+    assert_same(reference, prompts[:6], expected[:6], [list(output.outputs[0].token_ids) for output in outputs])
