@@ -7,11 +7,9 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +23,10 @@ from headrace.kernels import cpu
 from headrace.runner import preparation
 from headrace.runner.artifacts import MANIFEST
 from headrace.runner.model_runner import ModelRunner
+from headrace.runner.trial import Trials
 from tests.engine.byte_tokenizer import write_byte_tokenizer
+from tests.patience import LIMIT_S, until
+from tests.ports import free_port
 from tests.runner.random_service import random_service
 from tests.runner.tiny_model import save_tiny_llama
 
@@ -76,16 +77,9 @@ def running(config: EngineConfig) -> Iterator[ModelRunner]:
         runner.close()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def settled(runner: ModelRunner) -> dict[str, str]:
     """Name and state of each path, when none is on its way."""
-    wait(lambda: not {path.state for path in runner.compile_status().paths} & {"ready", "compiling"}, 300)
+    until(lambda: not {path.state for path in runner.compile_status().paths} & {"ready", "compiling"}, 300)
     return {path.name: path.state for path in runner.compile_status().paths}
 
 
@@ -108,10 +102,13 @@ def test_what_compile_writes(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["artifacts", "cache"])
-def test_ids_are_those_of_the_ready_path_and_nothing_is_compiled_again(world: World, expected: list[dict[str, list[int]]], source: str) -> None:
+def test_ids_are_those_of_the_ready_path_and_nothing_is_compiled_again(
+    world: World, expected: list[dict[str, list[int]]], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = (
         {"artifacts": str(world.artifacts), "compile": "off"} if source == "artifacts" else {"compile": "full", "compile_cache": str(world.cache)}
     )
+    monkeypatch.setattr(Trials, "takes_compiled", lambda trials, kind: True)  # whatever the times were
     with running(world.config(**changes)) as runner:
         assert settled(runner) == dict.fromkeys(PATHS, "compiled")
         assert [random_service(runner, slots=2, seed=seed) for seed in range(3)] == expected
@@ -187,9 +184,9 @@ def test_the_compiling_process_gives_way_and_ends_with_its_parent(world: World, 
 
     runner = ModelRunner(world.config(compile="full", compile_cache=str(tmp_path)))
     runner.start_preparation(lambda: None)
-    wait(lambda: bool(children()))
+    until(lambda: bool(children()))
     (worker,) = children()
-    wait(lambda: worker.nice() == 19)
+    until(lambda: worker.nice() == 19)
     runner.close()
     assert not worker.is_running()
     assert runner.compile_status().state == "compiling", "what was begun is not told as done"
@@ -199,9 +196,7 @@ class Service:
     """`headrace serve` where there is no compiler: an empty PATH and an empty kernel cache."""
 
     def __init__(self, model: Path, home: Path, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", home / "log.txt"
         (home / "bin").mkdir()
         environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(home / "bin"), "HEADRACE_HOME": str(home)}
@@ -213,32 +208,32 @@ class Service:
         """The body of /ready, once it is 200."""
         assert self.popen.poll() is None, self.log.read_text()
         try:
-            response = httpx.get(f"{self.url}/ready", timeout=5, trust_env=False)
+            response = httpx.get(f"{self.url}/ready", timeout=LIMIT_S, trust_env=False)
         except httpx.HTTPError:
             return None
         return response.json() if response.status_code == 200 else None
 
     def complete(self) -> str:
         body = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False)
+        response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=LIMIT_S, trust_env=False)
         assert response.status_code == 200, response.text
         text: str = response.json()["choices"][0]["text"]
         return text
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=5, trust_env=False).text
+        text = httpx.get(f"{self.url}/metrics", timeout=LIMIT_S, trust_env=False).text
         return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
     def end(self) -> None:
         self.popen.send_signal(signal.SIGTERM)
-        self.popen.wait(30)
+        self.popen.wait(LIMIT_S)
 
 
 @contextmanager
 def served(model: Path, home: Path, *flags: str) -> Iterator[Service]:
     service = Service(model, home, *flags)
     try:
-        wait(lambda: service.ready() is not None, 120)
+        until(lambda: service.ready() is not None, 120)
         yield service
     finally:
         service.end()
@@ -260,7 +255,7 @@ def test_without_a_compiler_the_server_answers_and_says_how(model: Path, tmp_pat
 @pytest.mark.slow
 def test_artifacts_serve_without_a_compiler(world: World, tmp_path: Path) -> None:
     with served(world.model, tmp_path, "--artifacts", str(world.artifacts), "--compile", "off") as service:
-        wait(lambda: service.ready()["compile"]["state"] == "compiled")  # type: ignore[index]
+        until(lambda: service.ready()["compile"]["state"] == "compiled")  # type: ignore[index]
         body = service.ready()
         assert body is not None
         assert str(body["path"]).startswith("eager, CPU kernels (")

@@ -1,9 +1,11 @@
 """The loop alone: a scheduler that only counts, and a runner that tests hold and let go."""
 
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import pytest
 
@@ -12,6 +14,7 @@ from headrace.engine import engine_core
 from headrace.engine.engine_core import EngineBroken, EngineCore
 from headrace.engine.wire import Abort, Add, Heartbeat, Outputs, Shutdown
 from headrace.sampling_params import SamplingParams
+from tests.patience import LIMIT_S, until
 
 
 class CountingScheduler:
@@ -106,21 +109,42 @@ class HeldRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         self.begun.append(plan.step_id)
         if self.held:
-            assert self.permits.acquire(timeout=10)
+            assert self.permits.acquire(timeout=LIMIT_S)
         if plan.step_id in self.errors:
             raise self.errors[plan.step_id]
         rows = tuple(SampledRow(request_id=row.request_id, token_ids=(plan.step_id,)) for row in plan.rows)
         return StepResult(step_id=plan.step_id, rows=rows, seconds=0.0)
 
 
+class WatchedInbox(queue.SimpleQueue):
+    """Knows whether the loop waits for a message without an end."""
+
+    resting = False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        self.resting = timeout is None
+        message = super().get(block, timeout)
+        self.resting = False
+        return message
+
+
 class Bench:
-    """A core in a thread, and what it emitted."""
+    """A core in a thread, and what it emitted. `ahead`: seconds by which its clock is ahead."""
 
     def __init__(self, scheduler: CountingScheduler, runner: HeldRunner, *, async_scheduling: bool) -> None:
         self.scheduler, self.runner = scheduler, runner
+        self.inbox = WatchedInbox()
+        self.ahead = 0.0
         self.emitted: list[Outputs | Heartbeat] = []
         self.error: BaseException | None = None
-        self.core = EngineCore(runner, scheduler, self.emitted.append, async_scheduling=async_scheduling)
+        self.core = EngineCore(
+            runner,
+            scheduler,
+            self.emitted.append,
+            async_scheduling=async_scheduling,
+            clock=lambda: time.monotonic() + self.ahead,
+            inbox=self.inbox,
+        )
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -143,23 +167,21 @@ class Bench:
         return [message for message in list(self.emitted) if isinstance(message, Heartbeat)]
 
 
-def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.002)
-
-
 @contextmanager
-def running(*, held: bool = False, async_scheduling: bool = True, queue_size: int = 100) -> Iterator[Bench]:
+def running(
+    first: Mapping[str, int] = MappingProxyType({}), *, held: bool = False, async_scheduling: bool = True, queue_size: int = 100
+) -> Iterator[Bench]:
+    """`first`: names and lengths of requests that are there when the loop begins."""
     bench = Bench(CountingScheduler(queue_size=queue_size), HeldRunner(held=held), async_scheduling=async_scheduling)
+    for name, max_tokens in first.items():
+        bench.add(name, max_tokens)
     bench.thread.start()
     try:
         yield bench
     finally:
         bench.runner.permits.release(1000)
         bench.core.post(Shutdown())
-        bench.thread.join(10)
+        bench.thread.join(LIMIT_S)
         assert not bench.thread.is_alive()
 
 
@@ -196,9 +218,7 @@ def test_without_async_scheduling_a_step_is_planned_when_the_last_one_is_known()
 
 
 def test_outputs_of_a_step_leave_in_one_frame():
-    with running(held=True) as bench:
-        for i in range(5):
-            bench.add(f"r{i}", 2)
+    with running({f"r{i}": 2 for i in range(5)}, held=True) as bench:
         until(lambda: len(bench.runner.begun) == 1)
         bench.runner.permits.release(5)
         until(lambda: len(bench.ends()) == 5)
@@ -211,7 +231,7 @@ def test_an_idle_loop_sleeps(monkeypatch):
     monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.01)
     with running() as bench:
         bench.add("a", 2)
-        until(lambda: bench.heartbeats() and bench.heartbeats()[-1].steps_total == 2 and bench.heartbeats()[-1].step_started is None)
+        until(lambda: bench.inbox.resting and bench.heartbeats()[-1].steps_total == 2)
         turns = []
         bench.scheduler.has_work = lambda: turns.append(1)
         time.sleep(0.2)
@@ -240,15 +260,16 @@ def test_a_long_step_is_told_by_heartbeats(monkeypatch):
 
 def test_heartbeats_tell_idle_time_from_work(monkeypatch):
     monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.02)
+    begin = time.monotonic()
     with running(held=True) as bench:
-        begin = time.monotonic()
-        time.sleep(0.2)
+        until(lambda: bench.inbox.resting)
+        bench.ahead = 5.0
         bench.add("a", 1)
         until(lambda: len([beat for beat in bench.heartbeats() if beat.step_started is not None]) >= 2)
         first, second = [beat for beat in bench.heartbeats() if beat.step_started is not None][:2]
-        assert 0.15 <= first.idle_seconds_total <= first.at - begin + 0.1
+        assert 5.0 <= first.idle_seconds_total <= first.at - begin
         assert second.idle_seconds_total == first.idle_seconds_total, "a step is no idle time"
-        assert begin < first.at < second.at <= time.monotonic()
+        assert begin + 5.0 < first.at < second.at <= time.monotonic() + 5.0
         bench.runner.permits.release()
 
 
@@ -277,10 +298,8 @@ def test_an_abort_is_handled_while_a_step_runs():
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3)])
 def test_a_step_that_raises_ends_its_requests_alone(async_scheduling, error, caplog):
-    with running(held=True, async_scheduling=async_scheduling) as bench:
+    with running({"a": 5, "b": 5}, held=True, async_scheduling=async_scheduling) as bench:
         bench.runner.errors[2] = error
-        bench.add("a", 5)
-        bench.add("b", 5)
         until(lambda: bench.runner.begun == [1])
         bench.runner.permits.release(2)
         until(lambda: bench.ends() == {"a": "error", "b": "error"})
@@ -301,7 +320,7 @@ def test_steps_that_keep_failing_end_the_engine(caplog):
     for i in range(6):
         bench.add(f"r{i}", 1)
         until(lambda i=i: f"r{i}" in bench.ends())
-    bench.thread.join(5)
+    bench.thread.join(LIMIT_S)
     assert bench.ends() == {f"r{i}": "length" if i == 2 else "error" for i in range(6)}
     assert isinstance(bench.error, EngineBroken)
     assert "broken 6" in str(bench.error)
@@ -337,7 +356,7 @@ def test_shutdown_waits_for_the_running_step_only():
         time.sleep(0.02)
         assert bench.thread.is_alive()
         bench.runner.permits.release(100)
-        bench.thread.join(5)
+        bench.thread.join(LIMIT_S)
         assert bench.runner.begun == [1]
 
 
@@ -347,5 +366,5 @@ def test_a_fault_of_the_scheduler_ends_the_loop():
     bench.scheduler.update = lambda result, now: 1 / 0
     bench.thread.start()
     bench.add("a", 1)
-    bench.thread.join(5)
+    bench.thread.join(LIMIT_S)
     assert isinstance(bench.error, ZeroDivisionError)

@@ -333,17 +333,20 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Kills an engine whose step, or whose loop, is stuck; `_supervise` sees the end of the stream and does the rest."""
-        limit = self.config.step_timeout_s
         while True:
+            limit = self.config.step_timeout_s
             await asyncio.sleep(min(1.0, limit / 4))
             if self._process is None or not self._open:
                 continue
-            now = time.monotonic()
-            started = self.heartbeat.step_started if self.heartbeat is not None else None
-            stuck_since = min(self._last_heard, now if started is None else started)
-            if now - stuck_since > limit:
-                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", now - stuck_since, limit)
+            seconds = self._stuck_seconds(time.monotonic())
+            if seconds > limit:
+                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", seconds, limit)
                 await self._process.kill()
+
+    def _stuck_seconds(self, now: float) -> float:
+        """The age of the running step, or of the latest sign of life where that is older."""
+        started = self.heartbeat.step_started if self.heartbeat is not None else None
+        return now - min(self._last_heard, now if started is None else started)
 
     def unavailable(self) -> EngineUnavailable:
         """The error of a request that comes now."""
