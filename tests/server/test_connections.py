@@ -139,15 +139,15 @@ async def test_a_large_body_does_not_stop_a_stream(site: Site):
         b'{"prompt": [' + b"{}," * 6_000_000 + b"{}]}",
         b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
     ]
-    turns: list[float] = []  # seconds of a core
+    turns: list[float] = []  # seconds of a core, of all threads: a pause of the machine is none, the interpreter lock held by another thread is
     received: list[bytes] = []
     finished = asyncio.Event()
 
     async def watch() -> None:
         while not finished.is_set():
-            begin = time.thread_time()
+            begin = time.process_time()
             await asyncio.sleep(0)
-            turns.append(time.thread_time() - begin)
+            turns.append(time.process_time() - begin)
 
     async def stream() -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as client:
@@ -172,7 +172,7 @@ async def test_a_large_body_does_not_stop_a_stream(site: Site):
     for response in answers:
         refused(response)
     assert during > 0
-    assert max(turns) < 0.5, f"the event loop was busy for {max(turns):.3f} s at a stretch"
+    assert max(turns) < 0.25, f"the event loop stood still for {max(turns):.3f} s"
 
 
 async def test_the_official_client(site: Site):
