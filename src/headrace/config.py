@@ -72,7 +72,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_num_queued_reqs: int = 1024  # requests that may wait; one more gets 429
-    target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: 2.5 x the decode-only step, more beside many prompts
+    target_itl_ms: float | None = None  # inter-token latency held beside prompts; None: twice the decode-only step, more beside many prompts
     session_lease_s: float = 300.0  # how long the blocks of a session_id are kept ahead of others after its last turn
     session_dir: str | None = None  # where the leased sessions' blocks are kept from an orderly end to the next start
     session_quota: int = 4 * 1024**3  # bytes that they may take there

@@ -121,3 +121,25 @@ def test_a_long_prompt_does_not_blur_what_an_undisturbed_step_takes():
     assert model.predict(tokens=1, attended=60, has_prefill=False) == pytest.approx(seconds(1, 60), rel=0.05)
     assert max(ratios[1:]) < 1.25 * ITL_FACTOR
     assert sum(ratios[5:]) / len(ratios[5:]) > 0.8 * ITL_FACTOR
+
+
+def test_a_pause_right_before_a_prompt_does_not_count_for_all_of_it():
+    """No step of decodes alone follows for many seconds that could tell better."""
+    model = trained()
+    for step in range(100):
+        slow = 2.5 if step >= 80 else 1.0
+        model.observe(tokens=8, attended=2400, has_prefill=False, seconds=slow * seconds_of(8, 2400))
+    assert model.predict(tokens=8, attended=2400, has_prefill=False) == pytest.approx(seconds_of(8, 2400), rel=0.05)
+
+
+def test_most_steps_keep_the_latency_on_a_machine_that_varies():
+    rng, model = random.Random(3), trained()
+    decode = {"decode_tokens": 8, "decode_attended": 2400, "num_prompts": 1, "context": 500, "limit": 1000, "floor": 8}
+    kept = 0
+    for _ in range(400):
+        chunk = model.prefill_chunk(**decode, target_s=0.05)
+        attended = 2400 + chunk * (500 + chunk)
+        seconds = seconds_of(8 + chunk, attended) * rng.uniform(0.7, 1.3)
+        model.observe(tokens=8 + chunk, attended=attended, has_prefill=True, seconds=seconds)
+        kept += seconds <= 0.05
+    assert 0.65 < kept / 400 < 0.85

@@ -148,7 +148,7 @@ async def test_a_stuck_process_is_seen_and_ended():
 
 def test_the_age_of_one_step_counts_not_of_many():
     client = EngineClient(fake_config())
-    beat = Heartbeat(stats=None, step_started=None, steps_total=0, step_seconds_total=0.0, at=0.0, idle_seconds_total=0.0)
+    beat = Heartbeat(stats=None, step_started=None, steps_total=0, step_seconds_total=0.0, at=0.0, work=None)
     client._last_heard = 100.0
     assert client._stuck_seconds(101.0) == 1.0
     for started, seconds in ((None, 1.0), (98.0, 3.0), (100.5, 1.0)):

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.step_tokens import StepTokens
 from headrace.engine import engine_core
 from headrace.engine.engine_core import EngineBroken, EngineCore
 from headrace.engine.wire import Abort, Add, Heartbeat, Outputs, Shutdown
@@ -28,6 +29,7 @@ class CountingScheduler:
         self.steps = 0
         self.log: list[str] = []
         self.unsent: list[TokenOutput] = []  # ended by plan
+        self.step_tokens = StepTokens()
 
     def add(self, message: AddRequest, now: float) -> TokenOutput | None:
         if len(self.open) >= self.queue_size:
@@ -64,7 +66,9 @@ class CountingScheduler:
 
     def update(self, result: StepResult, now: float) -> list[TokenOutput]:
         self.log.append(f"update {result.step_id}")
-        assert self.outstanding.pop(0).step_id == result.step_id
+        plan = self.outstanding.pop(0)
+        assert plan.step_id == result.step_id
+        self.step_tokens = StepTokens(useful=plan.num_tokens)
         outputs = []
         for row in result.rows:
             if row.request_id in self.open:
@@ -267,8 +271,8 @@ def test_heartbeats_tell_idle_time_from_work(monkeypatch):
         bench.add("a", 1)
         until(lambda: len([beat for beat in bench.heartbeats() if beat.step_started is not None]) >= 2)
         first, second = [beat for beat in bench.heartbeats() if beat.step_started is not None][:2]
-        assert 5.0 <= first.idle_seconds_total <= first.at - begin
-        assert second.idle_seconds_total == first.idle_seconds_total, "a step is no idle time"
+        assert 5.0 <= first.work.between["idle"] <= first.at - begin
+        assert second.work.between["idle"] == first.work.between["idle"], "a step is no idle time"
         assert begin + 5.0 < first.at < second.at <= time.monotonic() + 5.0
         bench.runner.permits.release()
 

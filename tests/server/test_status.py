@@ -8,15 +8,18 @@ import pytest
 
 from headrace.core.messages import SchedulerStats
 from headrace.engine.wire import Heartbeat
+from headrace.observe.work import PathWork, Work
 from headrace.server.routes_status import status_object, times
 from tests.patience import LIMIT_S
 from tests.server.fakes import CONTEXT, STATS, World
 
+WORK = Work(paths={"ready": PathWork(steps=50)}, between={"host": 1.0, "waiting": 2.0, "idle": 90.0})
+WORK.paths["ready"].seconds |= {"useful": 3.0, "host": 1.0}
 RESTING = replace(STATS, num_running=0, num_waiting=0)
 
 
 def beat(stats: SchedulerStats, *, started: float | None = None) -> Heartbeat:
-    return Heartbeat(stats, started, 50, 4.0, 100.0, 90.0)
+    return Heartbeat(stats, started, 50, 4.0, 100.0, WORK)
 
 
 async def test_before_the_engine_has_computed(world: World):
@@ -53,7 +56,19 @@ async def test_the_numbers(world: World):
 )
 def test_where_the_time_goes(heartbeat: Heartbeat, at: float, runner: float, idle: float) -> None:
     found = times(heartbeat, now=107.0)
-    assert found == {"at": at, "steps_total": 50, "runner_seconds_total": runner, "idle_seconds_total": idle}
+    assert {name: found[name] for name in ("at", "steps_total", "runner_seconds_total", "idle_seconds_total")} == {
+        "at": at,
+        "steps_total": 50,
+        "runner_seconds_total": runner,
+        "idle_seconds_total": idle,
+    }
+    assert {kind: seconds for kind, seconds in found["work_seconds_total"].items() if seconds} == {
+        "useful": 3.0,
+        "host": 2.0,
+        "waiting": 2.0,
+        "idle": idle,
+    }
+    assert [remark["kind"] for remark in found["remarks"]] == ["host", "waiting"]
 
 
 async def test_a_dead_engine_has_no_numbers(world: World):

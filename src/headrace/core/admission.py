@@ -50,6 +50,12 @@ def max_total_tokens(message: AddRequest, config: SchedulerConfig) -> int:
     return len(message.prompt_token_ids) + message.params.max_tokens
 
 
+def tokens_needed(request: Request, wanted: dict[int, int]) -> int:
+    """Tokens to compute now: all, or where others wait for a part of its prompt, up to the end of that part."""
+    more = wanted.get(id(request.table), 0) - request.num_computed
+    return min(request.num_remaining, more) if more > 0 else request.num_remaining
+
+
 class _Outcome(Enum):
     STARTED = 1
     PASSED_OVER = 2  # it waits for another request; those behind it may go first

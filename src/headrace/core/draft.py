@@ -82,6 +82,7 @@ class PlanDraft:
             attended=sum(row.num_tokens * (row.start + row.num_tokens) for row in plan.rows),
             has_prefill=self.num_tokens > self.num_decode_tokens,
             speculates=any(row.guesses for row in self.rows.values()),
+            num_repeated=self.num_repeated,
         )
 
 
@@ -93,6 +94,7 @@ class PlannedStep:
     attended: int  # sum over the rows of tokens * context
     has_prefill: bool
     speculates: bool = False  # how many tokens it gives is not known before its result
+    num_repeated: int = 0  # tokens computed before and lost by preemption
 
     def spread(self, device: set[int], host: set[int]) -> None:
         """Add the blocks that this plan fills from blocks in the two sets."""

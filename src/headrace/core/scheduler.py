@@ -21,7 +21,7 @@ import math
 from collections import deque
 
 from headrace.config import SchedulerConfig
-from headrace.core.admission import Admission, limit_refusal, max_total_tokens
+from headrace.core.admission import Admission, limit_refusal, max_total_tokens, tokens_needed
 from headrace.core.background import Background
 from headrace.core.deadline import Deadlines
 from headrace.core.draft import PlanDraft, PlannedStep
@@ -39,6 +39,7 @@ from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
 from headrace.core.speculation import Speculation
 from headrace.core.step_time import StepTimeModel
+from headrace.core.step_tokens import StepTokens, tokens_of
 
 MAX_RETRY_AFTER_S = 60
 LAST_ENDED = 256  # ids of ended requests that are remembered
@@ -65,6 +66,7 @@ class Scheduler:
         self._fair_slots = FairSlots(self._roster, self._kv, self._preemption)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
+        self.step_tokens = StepTokens()  # of the step that `update` took in last
         self._deadlines = Deadlines(self._kv, self.step_time, step_tokens=config.max_num_batched_tokens)
         self._last_ended: deque[str] = deque(maxlen=LAST_ENDED)  # choice 0 may end before the other choices have arrived
         self._unsent: list[TokenOutput] = []  # terminal outputs made while planning
@@ -192,7 +194,7 @@ class Scheduler:
             chunked = self.config.enable_chunked_prefill
             needs = [
                 PrefillNeed(
-                    num_tokens=_need(request, wanted) if chunked else request.num_remaining,
+                    num_tokens=tokens_needed(request, wanted) if chunked else request.num_remaining,
                     rank=request.rank,
                     deadline=request.message.deadline,
                     aged=first_pass and request.admitted_step < draft.step_id,
@@ -274,6 +276,7 @@ class Scheduler:
         self.step_time.observe(
             tokens=plan.num_tokens, attended=step.attended, has_prefill=step.has_prefill, speculates=step.speculates, seconds=result.seconds
         )
+        self.step_tokens = tokens_of(step, result)
         outputs = self.take_outputs()
         num_finished = 0
         for request, row, sampled in zip(step.requests, plan.rows, result.rows, strict=True):
@@ -390,9 +393,3 @@ class Scheduler:
         pending = [request for step in self._planned for request, row in zip(step.requests, step.plan.rows, strict=True) if row.sample]
         for request in self._roster:
             assert request.num_pending == sum(other is request for other in pending)
-
-
-def _need(request: Request, wanted: dict[int, int]) -> int:
-    """Tokens to compute now: all, or where others wait for a part of its prompt, up to the end of that part."""
-    more = wanted.get(id(request.table), 0) - request.num_computed
-    return min(request.num_remaining, more) if more > 0 else request.num_remaining

@@ -5,20 +5,21 @@
 `tokens` are all tokens of the step; `attended` is the sum over its rows of tokens * context, the work of attention. The coefficients are the
 non-negative weighted least squares fit over past steps: weight 1 / seconds^2, so that relative errors count and a short decode step tells as
 much as a long prefill, and older steps fade. Real machines are not linear between a memory-bound decode step and a compute-bound
-prefill, so the ratio of measured to fitted time is followed as well, apart for steps with prompt tokens and with guesses. A long prompt
-leaves no step of decodes alone for many seconds, while the line bends towards the steps that there are: what such a step takes is therefore
-scaled from the last ones that ran, by what the line says of both.
+prefill, and they pause: so the ratios of measured to fitted time of the last steps are looked at as well, apart for decode-only steps, for
+steps with prompt tokens and for steps with guesses. Their median corrects the line. A long prompt leaves no step of decodes alone for many
+seconds; what such a step takes is therefore known from so many of them that a moment's pause right before the prompt does not count.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
 from itertools import combinations
 from typing import Literal
 
 FADE = 0.995  # weight of a step after one more step
-RATIO_FOLLOW = 0.2  # how fast the ratio measured / fitted follows
+LAST_STEPS: dict[_Kind, int] = {"decode": 64, "prompt": 16, "guess": 16}  # of each kind, whose ratios are looked at
+KEPT_SHARE = 0.75  # of steps with prompt tokens that keep the latency
 MIN_STEPS = 4  # before so many steps nothing is predicted
 ITL_FACTOR = 2.0  # without a target, a step with one prompt may take so many times a decode-only one
 FIRST_CHUNK = 16  # prompt tokens beside decodes before anything is known
@@ -27,6 +28,7 @@ _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
 
 
 _Kind = Literal["decode", "prompt", "guess"]
+_Step = tuple[int, int, float]  # tokens, attended, seconds
 
 
 def _kind(has_prefill: bool, speculates: bool) -> _Kind:
@@ -40,9 +42,9 @@ class StepTimeModel:
         self._most_tokens = 0  # of a step with prompt tokens
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
-        self._coefficients: list[float] | None = None  # None: to be solved again
-        self._ratios: dict[_Kind, float] = {"prompt": 1.0, "guess": 1.0}
-        self._decode: _Decode | None = None
+        self._coefficients: tuple[float, float, float] | None = None  # a, b, c; None: to be solved again
+        self._last: dict[_Kind, deque[_Step]] = {kind: deque(maxlen=count) for kind, count in LAST_STEPS.items()}
+        self._ratios: dict[_Kind, list[float]] = {}  # measured / fitted of the last steps, ascending; those that were asked for since the last step
 
     @property
     def ready(self) -> bool:
@@ -56,35 +58,23 @@ class StepTimeModel:
         """A step of these features took so many seconds."""
         if seconds <= 0.0 or tokens <= 0:
             return  # a clock that stood still teaches nothing
-        if self.ready:
-            kind = _kind(has_prefill, speculates)
-            measured = seconds / self.predict(tokens=tokens, attended=attended, has_prefill=has_prefill, speculates=speculates)
-            # a single pause of the machine must not move it far
-            measured = 1.0 + RATIO_FOLLOW * (min(max(measured, 0.5), 2.0) - 1.0)
-            if kind == "decode":
-                self._decode = _Decode(tokens, attended, measured * self.predict(tokens=tokens, attended=attended, has_prefill=False))
-            else:
-                self._ratios[kind] *= measured
         features = self._features(tokens, attended)
         weight = 1.0 / (seconds * seconds)
         for i in range(3):
             for j in range(3):
                 self._xx[i][j] = FADE * self._xx[i][j] + weight * features[i] * features[j]
             self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
+        self._last[_kind(has_prefill, speculates)].append((tokens, attended, seconds))
         self._coefficients = None
+        self._ratios.clear()
         self.num_steps += 1
         self.num_speculated += speculates
         if has_prefill:
             self._most_tokens = max(self._most_tokens, tokens)
 
     def predict(self, *, tokens: int, attended: int, has_prefill: bool, speculates: bool = False) -> float:
-        """Seconds that a step of these features takes."""
-        fitted, kind = self._fitted(tokens, attended), _kind(has_prefill, speculates)
-        if kind != "decode":
-            return fitted * self._ratios[kind]
-        if self._decode is None:
-            return fitted
-        return fitted * self._decode.seconds / self._fitted(self._decode.tokens, self._decode.attended)
+        """Seconds that a step of these features takes: as many steps take more as take less."""
+        return self._fitted(tokens, attended) * self._ratio(_kind(has_prefill, speculates), 0.5)
 
     def prefill_chunk(
         self,
@@ -112,11 +102,12 @@ class StepTimeModel:
         if target_s is None:
             factor = 1.0 + (ITL_FACTOR - 1.0) * patience * max(math.sqrt(num_prompts), num_prompts / max(decode_tokens, 1))
             target_s = factor * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
+        target_s /= self._ratio("prompt", KEPT_SHARE)
         low, high = floor, max(floor, min(limit, max(FIRST_CHUNK, GROWTH * self._most_tokens)))
         while low < high:
             chunk = (low + high + 1) // 2
             attended = decode_attended + chunk * (context + chunk)
-            if self.predict(tokens=decode_tokens + chunk, attended=attended, has_prefill=True) <= target_s:
+            if self._fitted(decode_tokens + chunk, attended) <= target_s:
                 low = chunk
             else:
                 high = chunk - 1
@@ -126,19 +117,19 @@ class StepTimeModel:
     def _features(tokens: int, attended: int) -> tuple[float, float, float]:
         return (_SCALES[0], _SCALES[1] * tokens, _SCALES[2] * attended)
 
+    def _ratio(self, kind: _Kind, share: float) -> float:
+        """What this share of the last steps of a kind stayed below, measured / fitted; 1 where there were none."""
+        ratios = self._ratios.get(kind)
+        if ratios is None:
+            ratios = self._ratios[kind] = sorted(seconds / self._fitted(tokens, attended) for tokens, attended, seconds in self._last[kind])
+        return ratios[int(share * len(ratios))] if ratios else 1.0
+
     def _fitted(self, tokens: int, attended: int) -> float:
         if self._coefficients is None:
-            self._coefficients = _non_negative_fit(self._xx, self._xy)
-        return max(1e-9, sum(c * x for c, x in zip(self._coefficients, self._features(tokens, attended), strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Decode:
-    """What the last decode-only step was, and how long such a step takes."""
-
-    tokens: int
-    attended: int
-    seconds: float
+            a, b, c = _non_negative_fit(self._xx, self._xy)
+            self._coefficients = (a * _SCALES[0], b * _SCALES[1], c * _SCALES[2])
+        a, b, c = self._coefficients
+        return max(1e-9, a + b * tokens + c * attended)
 
 
 def _non_negative_fit(xx: list[list[float]], xy: list[float]) -> list[float]:

@@ -22,7 +22,9 @@ from typing import Protocol
 from headrace.config import CompileStatus
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.step_tokens import StepTokens
 from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Shutdown
+from headrace.observe.work import WorkLedger
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
 HEARTBEAT_S = 0.25
@@ -32,6 +34,8 @@ logger = logging.getLogger("headrace.engine")
 
 class SchedulerLike(Protocol):
     """What the loop needs of `core.scheduler.Scheduler`; see docs there."""
+
+    step_tokens: StepTokens
 
     def add(self, message: AddRequest, now: float) -> TokenOutput | None: ...
     def abort(self, message: AbortRequest) -> TokenOutput | None: ...
@@ -105,7 +109,7 @@ class EngineCore:
         self._failed_steps = 0  # in a row
         self._steps_total = 0
         self._step_seconds_total = 0.0
-        self._idle_seconds_total = 0.0
+        self._ledger = WorkLedger(clock())
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
 
@@ -148,17 +152,25 @@ class EngineCore:
 
     def _drain_inbox(self) -> None:
         """Handles all that has arrived; sleeps for the first message if there is nothing else to do."""
-        idle, since = self._idle(), self._clock()
-        timeout = None if idle else max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
         try:
-            message = self._inbox.get(timeout=timeout)
-            if idle:
-                self._idle_seconds_total += self._clock() - since
+            message = self._wait_for_message()
             while True:
                 self._handle(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return
+
+    def _wait_for_message(self) -> Inbound:
+        """The next message; raises `queue.Empty` where a heartbeat is due before there is one."""
+        idle, since = self._idle(), self._clock()
+        timeout = None if idle else max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
+        if self._running is not None:
+            return self._inbox.get(timeout=timeout)
+        self._ledger.pass_between("host", since)
+        try:
+            return self._inbox.get(timeout=timeout)
+        finally:
+            self._ledger.pass_between("idle" if idle else "waiting", self._clock())
 
     def _idle(self) -> bool:
         return self._running is None and not self._scheduler.has_work()
@@ -204,6 +216,7 @@ class EngineCore:
     def _start(self, plan: StepPlan) -> None:
         self._running = plan
         self._step_started = self._clock()
+        self._ledger.pass_between("host", self._step_started)
         self._plans.put(plan)
 
     def _finish_step(self, done: _StepDone) -> None:
@@ -212,16 +225,33 @@ class EngineCore:
         assert started is not None
         self._running = self._step_started = None
         now = self._clock()
+        seconds = self._ledger.lap(now)
         self._steps_total += 1
         self._step_seconds_total += now - started
-        if isinstance(done.outcome, BaseException):
-            self._fail_step(plan, done.outcome)
+        result = done.outcome
+        if isinstance(result, BaseException):
+            self._ledger.add_step(seconds, path="ready", model_seconds=seconds, tokens={"discarded": plan.num_tokens})
+            self._fail_step(plan, result)
             return
         self._failed_steps = 0
         if self._ahead is not None and not self._stopping:  # first keep the runner busy, then do the books
             self._start(self._ahead)
             self._ahead = None
-        self._outputs += self._scheduler.update(done.outcome, now)
+        self._outputs += self._scheduler.update(result, now)
+        tokens = self._scheduler.step_tokens
+        self._ledger.add_step(
+            seconds,
+            path=result.path,
+            model_seconds=result.model_seconds,
+            compiled=result.compiled,
+            tokens={
+                "useful": tokens.useful,
+                "padding": result.padded_tokens,
+                "recompute": tokens.recompute,
+                "speculation": tokens.speculation,
+                "discarded": tokens.discarded,
+            },
+        )
 
     def _fail_step(self, plan: StepPlan, error: BaseException) -> None:
         """Ends the requests of a step that raised, and of the one planned behind it: that counts on tokens and blocks which never came."""
@@ -251,7 +281,10 @@ class EngineCore:
         if not due:
             return
         status = None if self._compile_status is None else self._compile_status()
-        stats, idle = self._scheduler.stats(), self._idle_seconds_total
-        self._emit(Heartbeat(stats, self._step_started, self._steps_total, self._step_seconds_total, now, idle, status))
+        if self._running is None:
+            self._ledger.pass_between("host", now)
+        self._emit(
+            Heartbeat(self._scheduler.stats(), self._step_started, self._steps_total, self._step_seconds_total, now, self._ledger.snapshot(), status)
+        )
         self._last_heartbeat = now
         self._stale = False

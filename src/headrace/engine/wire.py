@@ -14,6 +14,7 @@ import msgspec
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
+from headrace.observe.work import Work
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 HEADER_BYTES = 4
@@ -72,7 +73,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=8, array_like=True):
     steps_total: int
     step_seconds_total: float  # wall time of the runner over all steps
     at: float  # monotonic seconds of this snapshot
-    idle_seconds_total: float  # wall time without any request, from the engine's start to `at`
+    work: Work  # what the time from the engine's start up to `at` went into, but for the step that runs
     compile: CompileStatus | None = None  # how far faster paths are, and what they serve
 
 

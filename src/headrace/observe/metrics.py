@@ -17,6 +17,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headrace.observe.compile_metrics import CompileMetrics, Status
+from headrace.observe.work import Work
+from headrace.observe.work_metrics import WorkMetrics
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 OUTCOMES = ("2xx", "3xx", "4xx", "5xx", "client_gone")
@@ -109,8 +111,8 @@ class Metrics:
         for outcome in ("completed", "failed"):
             self._batch_lines.labels(outcome)
         self._faults = Gauge("metrics_faults", "Metrics that could not be recorded.", registry=ours)
-        self._compile = CompileMetrics()
-        for collector in (both, ours, self._totals, self._compile):
+        self._compile, self._work = CompileMetrics(), WorkMetrics()
+        for collector in (both, ours, self._totals, self._compile, self._work):
             self.registry.register(collector)
 
     def _gauge(self, registry: _Prefixed, name: str, text: str) -> Gauge:
@@ -186,9 +188,13 @@ class Metrics:
         self._cached_blocks.set(stats.num_cached_blocks)
         self._totals.update(stats)
 
-    def render(self, stats: Stats | None, *, state: str, restarts: int = 0, compile: Status | None = None) -> tuple[bytes, str]:
+    def render(
+        self, stats: Stats | None, *, state: str, restarts: int = 0, compile: Status | None = None, work: Work | None = None
+    ) -> tuple[bytes, str]:
         """The text for /metrics and its content type."""
         self._compile.status = compile
+        if work is not None:
+            self._work.update(work)
         self._snapshot(stats, state, restarts)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 

@@ -29,6 +29,7 @@ from headrace.runner.trial import Trials
 logger = logging.getLogger("headrace.compile")
 
 Mode = Literal["off", "auto", "full"]
+READY = "ready"  # the name of the path that takes any step
 
 
 class PreparedStep(Protocol):
@@ -73,6 +74,7 @@ class CompiledSteps:
         self._retired: frozenset[Bucket] = frozenset()  # a larger bucket does not pay for their steps either
         self._trials = Trials()
         self._by_torch_before = compiled_by_torch()
+        self.last_path, self.last_padding = READY, 0  # what computed the last step, and how many tokens only filled its shape
         self._compiled_steps = self._general_steps = self._padded_tokens = self._compiled_tokens = self._compilations = self._recompiles = 0
 
     def expect(self, buckets: tuple[Bucket, ...]) -> None:
@@ -112,6 +114,7 @@ class CompiledSteps:
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, E] of a step, on the way that its shape and what was measured say."""
+        self.last_path, self.last_padding = READY, 0
         num_tokens, num_rows = len(batch.input_ids_T), len(batch.order)
         loaded = self._loaded
         bucket = fitting((*loaded, *self._retired), num_tokens=num_tokens, num_rows=num_rows) if loaded else None
@@ -160,9 +163,10 @@ class CompiledSteps:
         except RuntimeError as error:
             self.fail(step.bucket, f"it raised while it ran: {str(error).strip().splitlines()[0]}")
             return self._run_general(batch)  # writes every key and value of the step again
+        self.last_path, self.last_padding = step.bucket.name, step.bucket.num_tokens - len(hidden)
         self._compiled_steps += 1
         self._compiled_tokens += len(hidden)
-        self._padded_tokens += step.bucket.num_tokens - len(hidden)
+        self._padded_tokens += self.last_padding
         return hidden
 
     def _run_general(self, batch: Batch) -> Tensor:

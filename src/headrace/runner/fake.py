@@ -181,9 +181,11 @@ class FakeRunner:
             for row in plan.rows:
                 self._slots[row.slot] = None
             raise
+        computing = time.perf_counter()
         time.sleep(self.script.step_seconds + self.script.token_seconds * plan.num_tokens)
         self._wait_while_held()
-        return StepResult(step_id=plan.step_id, rows=rows, seconds=time.perf_counter() - begin)
+        end = time.perf_counter()
+        return StepResult(step_id=plan.step_id, rows=rows, seconds=end - begin, model_seconds=end - computing)
 
     def _run(self, plan: StepPlan) -> tuple[SampledRow, ...]:
         self.steps += 1

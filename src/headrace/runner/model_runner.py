@@ -18,7 +18,7 @@ from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
 from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
-from headrace.runner.compiled import CompiledSteps
+from headrace.runner.compiled import CompiledSteps, compiled_by_torch
 from headrace.runner.deterministic import make_deterministic
 from headrace.runner.device import kv_budget, resolve_device, resolve_dtype, resolve_kv_dtype
 from headrace.runner.draws import request_key, unseeded_key
@@ -80,6 +80,7 @@ class ModelRunner:
         self.eos_token_ids = model_config.eos_token_ids
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
         self._steps = CompiledSteps("off", self._general)
+        self._model_seconds = 0.0  # of the step that runs
 
         shape = KVShape(
             num_layers=model_config.num_layers,
@@ -180,7 +181,8 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        begin = time.perf_counter()
+        begin, frames = time.perf_counter(), compiled_by_torch()
+        self._model_seconds = 0.0
         try:
             with torch.inference_mode():
                 rows = self._run(plan)
@@ -188,7 +190,15 @@ class ModelRunner:
             for row in plan.rows:
                 self._history.release(row.slot)
             raise
-        return StepResult(step_id=plan.step_id, rows=rows, seconds=time.perf_counter() - begin)
+        return StepResult(
+            step_id=plan.step_id,
+            rows=rows,
+            seconds=time.perf_counter() - begin,
+            model_seconds=self._model_seconds,
+            padded_tokens=self._steps.last_padding if self._model_seconds else 0,
+            path=self._steps.last_path,
+            compiled=compiled_by_torch() != frames,
+        )
 
     def _run(self, plan: StepPlan) -> tuple[SampledRow, ...]:
         self._storage.swap_out(plan.swap_out)
@@ -244,7 +254,9 @@ class ModelRunner:
             if row.num_speculated:
                 self._history.guess(row.slot, row.token_ids[-row.num_speculated :])
         batch = self._inputs.build(rows)
+        begin = time.perf_counter()
         hidden_TE = self._forward(batch)
+        self._model_seconds += time.perf_counter() - begin
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
         last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
         scores = [self._score_prompt(row, hidden_TE, first[index]) for index, row in enumerate(rows)]
@@ -289,8 +301,11 @@ class ModelRunner:
             places += range(end + 1 - count, end + 1)
             slots += [row.slot] * count
             num_guesses += range(count)
+        begin = time.perf_counter()
         logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(places, dtype=torch.int64).to(self._device)))
+        computed = time.perf_counter()
         outcomes = _outcomes(rows, self._sampler.sample(logits_RV, slots, num_guesses))
+        self._model_seconds += (time.perf_counter() if self._device.type == "cuda" else computed) - begin  # a GPU computes while the sampler waits
         for place, row in enumerate(rows):
             if outcomes[place].error == NON_FINITE:  # once more without its batch mates before the request fails
                 alone = replace(row, num_tokens=row.num_tokens - row.num_speculated, num_speculated=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace import __version__
+from headrace.server.routes_status import work_until
 from headrace.server.service import Service
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -61,7 +63,14 @@ def routes(service: Service) -> list[Route]:
 
     async def metrics(request: Request) -> Response:
         engine = service.engine
-        body, content_type = service.metrics.render(engine.stats, state=service.state, restarts=engine.restarts_total, compile=engine.compile)
+        heartbeat = engine.heartbeat
+        body, content_type = service.metrics.render(
+            engine.stats,
+            state=service.state,
+            restarts=engine.restarts_total,
+            compile=engine.compile,
+            work=None if heartbeat is None else work_until(heartbeat, time.monotonic()),
+        )
         return Response(body, headers={"content-type": content_type})
 
     async def version(request: Request) -> Response:

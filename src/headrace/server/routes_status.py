@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -12,6 +13,8 @@ from starlette.routing import Route
 from headrace import __version__
 from headrace.core.messages import SchedulerStats
 from headrace.engine.wire import Heartbeat
+from headrace.observe.remarks import remarks
+from headrace.observe.work import Work
 from headrace.server.service import Service
 
 
@@ -36,19 +39,36 @@ def status_object(service: Service, now: float) -> dict[str, Any]:
     }
 
 
+def resting(heartbeat: Heartbeat) -> bool:
+    """Nothing is to be done, so no heartbeat comes until there is work."""
+    stats = heartbeat.stats
+    return heartbeat.step_started is None and not stats.num_running + stats.num_waiting + stats.num_swapped
+
+
+def work_until(heartbeat: Heartbeat, now: float) -> Work:
+    """What the time went into, up to the heartbeat or, at rest, up to now."""
+    if not resting(heartbeat):
+        return heartbeat.work
+    between = heartbeat.work.between
+    return replace(heartbeat.work, between=between | {"idle": between["idle"] + max(0.0, now - heartbeat.at)})
+
+
 def times(heartbeat: Heartbeat, now: float) -> dict[str, Any]:
-    """Where the wall time went up to `at`: what is neither the runner's nor idle went into work around the steps."""
-    stats, started = heartbeat.stats, heartbeat.step_started
-    at, idle = heartbeat.at, heartbeat.idle_seconds_total
-    if started is None and not stats.num_running + stats.num_waiting + stats.num_swapped:  # no heartbeat comes until there is work
-        idle += max(0.0, now - at)
-        at = max(at, now)
+    """Where the wall time went up to `at`. Of the step that runs it is not known yet what it is for: `work_seconds_total` is without it."""
+    started = heartbeat.step_started
+    at = max(heartbeat.at, now) if resting(heartbeat) else heartbeat.at
+    work = work_until(heartbeat, at)
     running = 0.0 if started is None else max(0.0, at - started)
     return {
         "at": at,
         "steps_total": heartbeat.steps_total,
         "runner_seconds_total": heartbeat.step_seconds_total + running,
-        "idle_seconds_total": idle,
+        "idle_seconds_total": work.between["idle"],
+        "work_seconds_total": work.seconds,
+        "work_paths": {
+            name: {"steps_total": path.steps, "tokens_total": path.tokens, "seconds_total": path.seconds} for name, path in work.paths.items()
+        },
+        "remarks": [{"kind": remark.kind, "share": remark.share, "text": remark.text} for remark in remarks(work)],
     }
 
 

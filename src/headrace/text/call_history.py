@@ -24,7 +24,7 @@ class CallHistory:
 
         def writes(arguments: Any) -> bool:
             call = {"id": _ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-            conversation = [
+            conversation: list[dict[str, Any]] = [
                 {"role": "user", "content": "x"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
                 {"role": "tool", "content": "x", "tool_call_id": _ID, "name": "probe"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.observe.work import KINDS
+
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -57,11 +59,15 @@ _USAGE = record(
     prompt_tokens_details=record(cached_tokens=COUNT),
 )
 _ENGINE_COUNTS = ("prompt_tokens", "generation_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "recomputed_tokens")
+_WORK_SECONDS = record(**dict.fromkeys(KINDS, NUMBER))
 _ENGINE_STATUS = record(
     at=NUMBER,
     steps_total=COUNT,
     runner_seconds_total=NUMBER,
     idle_seconds_total=NUMBER,
+    work_seconds_total=_WORK_SECONDS,
+    work_paths={"type": "object", "additionalProperties": record(steps_total=COUNT, tokens_total=ANY_OBJECT, seconds_total=ANY_OBJECT)},
+    remarks=array(record(kind=one_of(*KINDS), share=NUMBER, text=TEXT)),
     running=COUNT,
     waiting=COUNT,
     swapped=COUNT,

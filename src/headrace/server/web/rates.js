@@ -24,16 +24,24 @@ export class History {
     const first = last && this.#answers.find((answer) => last.engine.at - answer.engine.at <= RECENT + 0.5);
     const seconds = first ? last.engine.at - first.engine.at : 0;
     const grown = (name) => last.engine[name] - first.engine[name];
-    if (seconds <= 0) return { shares: null, promptRate: null, answerRate: null, stepSeconds: null, ...this.#whole() };
+    if (seconds <= 0) return { shares: null, work: null, promptRate: null, answerRate: null, stepSeconds: null, ...this.#whole() };
     const runner = Math.min(1, grown("runner_seconds_total") / seconds);
     const idle = Math.min(1 - runner, Math.max(0, grown("idle_seconds_total") / seconds));
     return {
       shares: { runner, around: 1 - runner - idle, idle },
+      work: this.#work(first.engine.work_seconds_total, last.engine.work_seconds_total),
       promptRate: grown("prompt_tokens_total") / seconds,
       answerRate: grown("generation_tokens_total") / seconds,
       stepSeconds: grown("steps_total") ? grown("runner_seconds_total") / grown("steps_total") : null,
       ...this.#whole(),
     };
+  }
+
+  /** What the time between two answers went into: a share for each kind; null where nothing has ended in it. */
+  #work(before, after) {
+    const grown = Object.entries(after).map(([kind, seconds]) => [kind, seconds - before[kind]]);
+    const all = grown.reduce((sum, [, seconds]) => sum + seconds, 0);
+    return all > 0 ? Object.fromEntries(grown.map(([kind, seconds]) => [kind, seconds / all])) : null;
   }
 
   /** Over all that is kept. */

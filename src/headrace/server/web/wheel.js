@@ -19,6 +19,7 @@ export function startWheel(showState) {
   parts ??= {
     history: new History(),
     lastSteps: null,
+    lastRemarks: "",
     wheel: new Wheel(find("picture"), SHARES),
     time: new Bar(find("time-bar"), find("time-key"), [["runner", "Runner"], ["around", "Around steps"], ["idle", "Idle"]]),
     blocks: new Bar(find("kv-bar"), find("kv-key"), [["runner", "Used"], ["around", "Cached"], ["idle", "Free"]]),
@@ -98,12 +99,14 @@ function show(status) {
     ["Requests waiting", count(engine.waiting)],
     ["Requests swapped out", count(engine.swapped)],
     ...SHARES.map((name, index) => [`Time: ${{ runner: "runner", around: "around steps", idle: "idle" }[name]}`, percent(shares[index])]),
+    ...Object.keys(engine.work_seconds_total).map((kind) => [`Work: ${kind}`, recent.work ? percent(recent.work[kind]) : "\u2013"]),
     ...BLOCKS.map((name) => [`KV blocks ${name}`, `${count(blocks[name])} of ${count(blocks.total)}`]),
     ...figures,
     ["Tokens computed again", count(engine.recomputed_tokens_total)],
     ["Steps so far", count(engine.steps_total)],
     ["Engine restarts", count(status.engine_restarts_total)],
   ];
+  sayRemarks(engine.remarks.map((remark) => remark.text));
   fill(find("rows"), rows, (name, value) => {
     const row = element("tr");
     const head = element("th", name);
@@ -111,6 +114,15 @@ function show(status) {
     row.append(head, element("td", value));
     return row;
   });
+}
+
+/** What the server finds wrong with where its time went since it started. */
+function sayRemarks(texts) {
+  const list = find("remarks");
+  if (texts.join("\n") === parts.lastRemarks) return;
+  parts.lastRemarks = texts.join("\n");
+  list.replaceChildren(...texts.map((text) => element("li", text)));
+  list.hidden = !texts.length;
 }
 
 /** Pairs as elements: made once, afterwards only values change, so that a reader's place is kept. */
