@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from headrace.engine.client import FIRST_BACKOFF_S, EngineClient
@@ -152,7 +153,7 @@ def test_the_age_of_one_step_counts_not_of_many():
     client._last_heard = 100.0
     assert client._stuck_seconds(101.0) == 1.0
     for started, seconds in ((None, 1.0), (98.0, 3.0), (100.5, 1.0)):
-        client.heartbeat = replace(beat, step_started=started)
+        client.heartbeat = msgspec.structs.replace(beat, step_started=started)
         assert client._stuck_seconds(101.0) == seconds
 
 
