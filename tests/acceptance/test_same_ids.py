@@ -66,9 +66,9 @@ class Reference:
         for at, (row, ours) in enumerate(zip(logits, answer, strict=True)):
             right = int(row.argmax())
             gap = float(row[right] - row[ours])
+            assert gap < NEAR_TIE, f"token {at}: transformers {right}, ours {ours}, gap {gap}"
             if right != ours:
                 print(f"near tie at token {at} of {prompt[:6]}...: transformers {right}, ours {ours}, gap {gap:.2e}")
-            assert gap < NEAR_TIE, f"token {at}: transformers {right}, ours {ours}, gap {gap}"
         self._good.add(whole)
 
 
