@@ -115,7 +115,12 @@ def test_every_dependency_is_locked() -> None:
             assert numbers >= [int(part) for part in (least or "0").split(".")], f"{name} is locked below {least}"
 
 
-@pytest.mark.parametrize("name", ["serve", "test", "check", "lint"])
+def test_clients_are_locked() -> None:
+    wanted = {"openai", "anthropic", "tritonclient", "langchain-openai", "litellm", "instructor", "pydantic-ai-slim", "llm"}
+    assert wanted <= locked("requirements-clients.lock").keys()
+
+
+@pytest.mark.parametrize("name", ["serve", "test", "test-clients", "check", "lint"])
 def test_scripts_can_be_run(name: str) -> None:
     script = ROOT / "scripts" / name
     assert script.stat().st_mode & 0o111
@@ -124,6 +129,6 @@ def test_scripts_can_be_run(name: str) -> None:
 
 def test_every_folder_of_tests_mirrors_a_room() -> None:
     rooms = {folder.name for folder in (ROOT / "src/headrace").iterdir() if folder.is_dir()}
-    apart = {"acceptance", "scripts", "docs"}
+    apart = {"acceptance", "clients", "scripts", "docs"}
     folders = {file.relative_to(ROOT / "tests").parts[0] for file in tracked("tests/*/*.py")}
     assert folders <= rooms | apart

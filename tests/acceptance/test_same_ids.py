@@ -13,11 +13,14 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
+from headrace.config import EngineConfig
 from headrace.engine.llm import RequestOutput
 from headrace.models.loader import find_gguf
 from headrace.models.store import resolve_model
+from headrace.runner.artifact_build import build_artifacts
 from headrace.text.tokenizer import Tokenizer
 from tests.models.real_reference import transformers_model
+from tests.patience import until
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -179,3 +182,20 @@ def test_preempted(model_path: Path, reference: Reference, prompts: list[list[in
     )
     assert sum(output.outputs[0].num_preemptions for output in outputs) > 0
     check(reference, prompts, got)
+
+
+def test_compiled(model_path: Path, reference: Reference, prompts: list[list[int]], tmp_path: Path) -> None:
+    """Prompts, their chunks and decode steps on compiled paths."""
+    options = {"dtype": "float32", "quantization": "none", "max_model_len": 1024, "kv_memory": 256 << 20}
+    options |= {"max_num_seqs": 1, "max_num_batched_tokens": 64}
+    config = EngineConfig(model=str(model_path), compile="full", compile_cache=str(tmp_path / "cache"), **options)
+    build_artifacts(config, tmp_path / "artifacts", lambda name, done, total: None)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    with LLM(model=str(model_path), artifacts=str(tmp_path / "artifacts"), **options) as llm:
+        client = llm._engine.client
+        until(lambda: client.compile is not None and {path.state for path in client.compile.paths} == {"compiled"}, 300)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:4]], params, use_tqdm=False)
+        status = client.compile
+    assert status.compiled_steps_total > NEW_TOKENS
+    assert status.recompiles_total == 0
+    check(reference, prompts[:4], [list(output.outputs[0].token_ids) for output in outputs])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
@@ -44,12 +45,23 @@ def test_commands_can_be_typed(page: Path) -> None:
                 if words[0] == "scripts/serve":
                     parser.parse_args(["serve", *words[1:]])
             else:
-                assert words[0] in ("curl", "echo", "python"), command
+                assert words[0] in ("curl", "echo", "python", "llm"), command
+
+
+def flags_of(*words: str) -> set[str]:
+    """The flags of a verb, without their dashes."""
+    parser = build_parser()
+    for word in words:
+        (verbs,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parser = verbs.choices[word]
+    return {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identifier)
 def test_flags_exist(page: Path) -> None:
-    known = {name for _, group in SERVE_GROUPS for option in group for name in option.names}
+    known = (
+        {name for _, group in SERVE_GROUPS for option in group for name in option.names} | flags_of("bench", "serve") | flags_of("bench", "compare")
+    )
     known |= {"config", "resume", "output", "chat", "help"} | OTHER_TOOLS_FLAGS
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for flag in re.findall(r"`[^`]*?--([a-z][a-z-]+)", prose):

@@ -127,7 +127,7 @@ COMPILE_OPTIONS = (
     _engine(
         "compile",
         str,
-        "prepare faster paths in the background while the ready path serves; auto: decode steps, where it pays; full: all steps",
+        "prepare faster paths in the background while the ready path serves; auto: decode steps and short prompts, where it pays; full: all steps",
         choices=("off", "auto", "full"),
         metavar="MODE",
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from dataclasses import fields, replace
@@ -19,19 +20,11 @@ from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
 from headrace.engine.engine_process import EngineProcess
+from headrace.engine.output_error import error_of
 from headrace.engine.request_stream import RequestStream
-from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Started, Vocabulary, WireError
-from headrace.errors import (
-    ConfigError,
-    ContextLengthExceeded,
-    EngineUnavailable,
-    InvalidRequest,
-    ModelLoadError,
-    QueueFull,
-    RequestError,
-    RequestFailed,
-    StartError,
-)
+from headrace.engine.trace import Trace
+from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Record, Started, StepTrace, Vocabulary, WireError
+from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, QueueFull, RequestError, StartError
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
@@ -82,6 +75,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
         self._query_ids = itertools.count()
+        self._trace: Trace | None = None  # being recorded
         self._idle = asyncio.Event()  # no id is open
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
@@ -143,6 +137,8 @@ class EngineClient:
             self._last_heard = time.monotonic()
             self._idle.clear()
         self._open[request.request_id] = sink
+        if self._trace is not None:
+            self._trace.add_request(request)
 
     def teach(self, vocabulary: GrammarVocabulary) -> None:
         """What the engine must know before it is given a request with `params.structured`. Each engine is told once."""
@@ -173,6 +169,21 @@ class EngineClient:
             return await future
         finally:
             self._queries.pop(query.query_id, None)
+
+    async def trace(self, seconds: float) -> Trace:
+        """Records what happens from now on for so long. Raises `EngineUnavailable`, and `QueueFull` while another trace is recorded."""
+        if self.state != "ready" or self._process is None:
+            raise self.unavailable()
+        now = time.monotonic()
+        if self._trace is not None:
+            raise QueueFull("Another trace is being recorded.", retry_after=math.ceil(max(1.0, self._trace.end - now)))
+        trace = self._trace = Trace(begin=now, end=now + seconds)
+        self._process.send(Record(trace.end))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._trace = None
+        return trace
 
     async def drain(self, timeout: float) -> bool:
         """Takes no more requests and waits for the open ones. False if some are still open after `timeout` seconds."""
@@ -290,6 +301,9 @@ class EngineClient:
                     self._stats = add_totals(message.stats, self._earlier)
                     if message.compile is not None:
                         self._compile = add_totals(message.compile, self._earlier_compile)
+                case StepTrace():
+                    if self._trace is not None:
+                        self._trace.add_step(message)
                 case Explained(explanation):
                     query = self._queries.get(explanation.query_id)
                     if query is not None and not query.done():  # else nobody waits for it any more
@@ -301,6 +315,8 @@ class EngineClient:
 
     def _deliver(self, output: TokenOutput, retry_after: int | None) -> None:
         sink = self._open.get(output.request_id)
+        if self._trace is not None:
+            self._trace.add_output(output, self._last_heard)
         if output.finish_reason is not None:
             self._open.pop(output.request_id, None)
             if not self._open:
@@ -366,17 +382,3 @@ def add_totals(stats: Snapshot, earlier: Snapshot | None) -> Snapshot:
         return stats
     totals = [field.name for field in fields(stats) if field.name.endswith("_total")]
     return replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in totals})
-
-
-def error_of(output: TokenOutput, retry_after: int | None) -> RequestError:
-    """The exception that a terminal output with finish_reason "error" stands for."""
-    message = output.error_message or "The engine could not compute this request."
-    match output.error_code:
-        case "queue_full":
-            return QueueFull(message, retry_after=retry_after or 1)
-        case "context_length_exceeded":
-            return ContextLengthExceeded(message, param="prompt")
-        case "invalid_value":
-            return InvalidRequest(message)
-        case code:
-            return RequestFailed(message, code=code)

@@ -23,7 +23,7 @@ from headrace.config import CompileStatus
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.step_tokens import StepTokens
-from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Shutdown
+from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Record, Shutdown, StepTrace, TracedRow
 from headrace.observe.work import WorkLedger
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
@@ -72,7 +72,7 @@ class _StepDone:
     outcome: StepResult | BaseException  # an exception: the step raised it
 
 
-Inbound = Add | Abort | Shutdown | Explain | News | _StepDone
+Inbound = Add | Abort | Shutdown | Explain | Record | News | _StepDone
 
 
 class EngineCore:
@@ -112,8 +112,10 @@ class EngineCore:
         self._ledger = WorkLedger(clock())
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
+        self._recorded_until = float("-inf")  # steps that start before are told one by one
+        self._planned_at: dict[int, tuple[float, float]] = {}  # begin and end of planning, by step, of plans not done
 
-    def post(self, message: Add | Abort | Shutdown | Explain | News) -> None:
+    def post(self, message: Add | Abort | Shutdown | Explain | Record | News) -> None:
         """Leaves a message for the loop; from any thread."""
         self._inbox.put(message)
 
@@ -190,6 +192,9 @@ class EngineCore:
             case Shutdown():
                 self._stopping = True
                 return
+            case Record(until):
+                self._recorded_until = until
+                return
             case Explain(query):
                 self._emit(Explained(self._scheduler.explain(query, self._clock())))
                 return
@@ -209,8 +214,11 @@ class EngineCore:
             self._ahead = self._plan()
 
     def _plan(self) -> StepPlan | None:
-        plan = self._scheduler.plan(self._clock())
+        begin = self._clock()
+        plan = self._scheduler.plan(begin)
         self._outputs += self._scheduler.take_outputs()
+        if plan is not None:
+            self._planned_at[plan.step_id] = (begin, self._clock())
         return plan
 
     def _start(self, plan: StepPlan) -> None:
@@ -224,6 +232,7 @@ class EngineCore:
         assert plan is not None
         assert started is not None
         self._running = self._step_started = None
+        planned = self._planned_at.pop(plan.step_id)
         now = self._clock()
         seconds = self._ledger.lap(now)
         self._steps_total += 1
@@ -238,6 +247,8 @@ class EngineCore:
             self._start(self._ahead)
             self._ahead = None
         self._outputs += self._scheduler.update(result, now)
+        if started < self._recorded_until:
+            self._emit(self._trace_of(plan, result, planned, started=started, ended=now))
         tokens = self._scheduler.step_tokens
         self._ledger.add_step(
             seconds,
@@ -253,6 +264,13 @@ class EngineCore:
             },
         )
 
+    def _trace_of(self, plan: StepPlan, result: StepResult, planned: tuple[float, float], *, started: float, ended: float) -> StepTrace:
+        rows = tuple(
+            TracedRow(row.request_id, row.start, row.num_tokens, row.num_speculated, row.sample and row.num_tokens == 1 + row.num_speculated)
+            for row in plan.rows
+        )
+        return StepTrace(plan.step_id, *planned, started, ended, self._clock(), result.model_seconds, result.path, result.padded_tokens, rows)
+
     def _fail_step(self, plan: StepPlan, error: BaseException) -> None:
         """Ends the requests of a step that raised, and of the one planned behind it: that counts on tokens and blocks which never came."""
         reason = f"{type(error).__name__}: {error}"
@@ -261,6 +279,7 @@ class EngineCore:
         self._outputs += self._scheduler.fail_step(plan, message)
         if self._ahead is not None:
             self._outputs += self._scheduler.fail_step(self._ahead, message)
+            self._planned_at.pop(self._ahead.step_id)
             self._ahead = None
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:

@@ -68,7 +68,8 @@ def main(fd: int) -> int:
     _die_with_parent()
     os.set_inheritable(fd, False)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("headrace.sessions").setLevel(logging.INFO)
+    for name in ("headrace.compile", "headrace.kernels", "headrace.sessions"):  # what takes long, or changes how it is served
+        logging.getLogger(name).setLevel(logging.INFO)
     connection = socket.socket(fileno=fd)
     writer = Writer(connection)
     try:

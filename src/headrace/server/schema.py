@@ -133,6 +133,7 @@ class FunctionCall(BaseModel):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None  # what the official clients make of the arguments, and send back with the call
 
 
 class ToolCall(BaseModel):
@@ -160,6 +161,7 @@ class Message(BaseModel):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    parsed: Any = None  # what the official clients make of the content
 
 
 class ChatOptions(Body):

@@ -7,19 +7,21 @@ import torch
 
 from headrace.kernels import cpu
 from headrace.kernels.cpu import PackedEmbedding, PackedLinear, pack
-from tests.kernels.cpu.conftest import FLOATS, SCALES, dequantized, random_blocks
+from tests.kernels.cpu.conftest import FLOATS, SCALES, USABLE, dequantized, random_blocks
 
 BLOCKS = {number: name for number, name in cpu.FORMATS.items() if number not in FLOATS}
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x in blocks of 32 of 16 bits, float64."""
-    blocks = x.float().unflatten(-1, (-1, 32))
-    magnitude = blocks.abs().amax(-1, keepdim=True)
-    inverse = torch.where(magnitude < 1e-30, 0.0, torch.full_like(magnitude, 32512.0) / magnitude)
-    q = (blocks * inverse).round()
+    """x in blocks of 32, of 8 bits a value, and 16 for four neighbours of which one is larger than twice all others; float64."""
+    quads = x.float().unflatten(-1, (-1, 8, 4))
+    magnitudes = quads.abs().amax(-1)
+    largest, wide = magnitudes.max(-1, keepdim=True)
+    second = magnitudes.scatter(-1, wide, 0.0).amax(-1, keepdim=True)
+    scale = torch.where(largest > 2 * second, torch.maximum(second / 127, largest / 32512), largest / 127)[..., None]
+    q = (quads * torch.where(largest[..., None] < 1e-30, 0.0, 1 / scale)).round()
     q += (q + 128) % 256 == 0  # a lower byte of -128 becomes -127
-    return (q.double() * (magnitude / 32512).double()).flatten(-2)
+    return (q.double() * scale.double()).flatten(-3)
 
 
 def assert_close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, exact: bool = False) -> None:
@@ -38,17 +40,36 @@ def test_matches_the_dequantised_weight(isa, type_number, rows, columns):
     for m in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 40) if rows == 40 else (1, 40):
         assert_close(layer(x[:m]), x[:m], weight, exact=type_number in FLOATS)
     full = x.double() @ weight.double().T
-    assert (layer(x).double() - full).norm() / full.norm() < 1e-4, "rounding activations to 16 bits costs under a ten thousandth"
+    assert (layer(x).double() - full).norm() / full.norm() < (1e-6 if type_number in FLOATS else 8e-3), "what rounding activations to 8 bits costs"
 
 
 def test_a_few_large_channels_cost_nothing(isa):
-    """As models have them: in 8 bits their neighbours would be lost."""
+    """As models have them: in 8 bits their neighbours would be lost, so they have 16."""
     raw = random_blocks(3, 40, 1536)
     x = torch.randn(9, 1536, generator=torch.Generator().manual_seed(1))
     x[:, [5, 300, 301]] *= 40.0
     full = x.double() @ dequantized(3, raw, 40, 1536).double().T
     y = PackedLinear(pack(3, raw, 40, 1536))(x).double()
-    assert ((y - full).norm(dim=1) / full.norm(dim=1) < 3e-4).all()
+    assert ((y - full).norm(dim=1) / full.norm(dim=1) < 8e-3).all()
+    assert_close(y, x, dequantized(3, raw, 40, 1536))
+
+
+@pytest.mark.parametrize("type_number", BLOCKS, ids=BLOCKS.values())
+def test_every_instruction_set_gives_the_same_bits(all_built, type_number):
+    """Those that have fused multiply-adds. Any row may come from a machine of another kind: prefixes are shared."""
+    rows, columns = 48, 768
+    raw = random_blocks(type_number, rows, columns)
+    x = torch.randn(23, columns, generator=torch.Generator().manual_seed(1))
+    x[::2, [5, 300, 301]] *= 40.0
+    results = []
+    for isa in USABLE:
+        if isa != "generic" and cpu.load(isa) is not None:
+            layer = PackedLinear(pack(type_number, raw, rows, columns))
+            results.append(torch.cat([layer(x), layer(x[:1]), layer(x[3:6])]))
+    if len(results) < 2:
+        pytest.skip("this machine has one instruction set with fused multiply-adds")
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
 
 
 def test_the_tied_embedding_as_output_weight_and_as_table(kernels):
@@ -75,6 +96,7 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(isa, type_number):
     rows, columns = 192, 768
     weight = pack(type_number, random_blocks(type_number, rows, columns), rows, columns)
     x, layer = torch.randn(260, columns), PackedLinear(weight)
+    x[::3, [5, 300, 301]] *= 40.0  # 16 bits in some rows
     y = layer(x)
     before = torch.get_num_threads()
     try:
@@ -111,9 +133,10 @@ def test_the_largest_sums_do_not_overflow(isa, type_number):
     raw = raw.reshape(-1)
     for sign in (1.0, -1.0):
         x = torch.full((5, columns), 127.0 * sign)
-        x[1] *= torch.linspace(0.99, 1.0, columns)  # lower bytes of all sizes
-        want = x.double() @ dequantized(type_number, raw, rows, columns).double().T
-        torch.testing.assert_close(PackedLinear(pack(type_number, raw, rows, columns))(x).double(), want, rtol=2e-5, atol=0)
+        x[1] *= torch.linspace(0.99, 1.0, columns)
+        x[2, ::32] *= 250.0
+        x[3, 7::32] *= -torch.linspace(2.1, 250.0, columns // 32)  # lower bytes of all sizes
+        assert_close(PackedLinear(pack(type_number, raw, rows, columns))(x), x, dequantized(type_number, raw, rows, columns))
 
 
 def test_what_is_not_finite_stays_in_its_row(isa):

@@ -129,6 +129,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("GET", "/health", None),
     ("GET", "/ready", None),
     ("GET", "/version", None),
+    ("POST", "/debug/trace", None),
     ("POST", "/v1/files", None),
     ("GET", "/v1/files", None),
     ("GET", "/v1/files/{file_id}", None),

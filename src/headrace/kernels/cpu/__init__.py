@@ -27,6 +27,7 @@ __all__ = [
     "PackedLinear",
     "PackedWeight",
     "attention_add_",
+    "layers_add_",
     "load",
     "mlp_add_",
     "pack",
@@ -44,7 +45,8 @@ HEAD_STEP = 16  # sizes of a head that `paged_attention` takes are multiples of 
 class PackedLinear(nn.Module):
     """x [.., columns] @ weight.T + bias -> [.., rows], in x's dtype, with a weight in GGUF blocks. bias: float32.
 
-    Against a weight in blocks x is rounded to 8 bits in blocks of 32; against one in floating point it is taken as float32.
+    Against a weight in blocks x is rounded to 8 bits in blocks of 32, 16 bits where a value stands out; against one in floating point it is
+    taken as float32.
     """
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
@@ -159,4 +161,43 @@ def mlp_add_(
     """
     torch.ops.headrace_cpu.mlp_add_.default(
         residual_TE, norm_weight, eps, gate_up.data, gate_up.type_number, down.data, down.type_number, down.columns, query_start_R1
+    )
+
+
+def layers_add_(
+    residual_TE: Tensor,
+    weights: list[Tensor],
+    formats: list[int],
+    eps: float,
+    num_heads: int,
+    inner: int,
+    cos_sin: tuple[Tensor, Tensor],
+    caches: list[Tensor],
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    windows: list[int],
+    logit_softcap: float | None = None,
+) -> None:
+    """Layers one after the other, each as `attention_add_` and then `mlp_add_` would, in one call.
+
+    Of each layer weights: norm, qkv and output, norm, gate_up and down; formats: those of the four matrices; caches: keys and values; windows:
+    its sliding window, 0 for none. inner: the size between gate_up and down.
+    """
+    torch.ops.headrace_cpu.layers_add_.default(
+        residual_TE,
+        weights,
+        formats,
+        eps,
+        num_heads,
+        inner,
+        *cos_sin,
+        caches,
+        meta.slot_mapping_T,
+        meta.query_start_R1,
+        meta.context_len_R,
+        meta.block_table_RB,
+        scale,
+        windows,
+        logit_softcap or 0.0,
     )

@@ -10,6 +10,7 @@ from headrace.server.batch_service import ENDPOINTS
 from headrace.server.messages.schema import ConversationBody, MessageBody
 from headrace.server.openapi.answers import ANY_OBJECT, COUNT, TEXT, Schema, array, nullable, one_of, ref
 from headrace.server.responses.schema import InputBody, ResponseBody
+from headrace.server.routes_trace import MAX_SECONDS
 from headrace.server.schema import BatchBody, ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, ExplainBody, TokenizeBody
 
 READ_ERRORS = (400, 401, 500)
@@ -114,6 +115,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/ready"): Operation(summary="Whether requests are served now", answer="State", errors=(400, 500), answers_also=(503,)),
     ("GET", "/metrics"): Operation(summary="Metrics for Prometheus", answer="text/plain"),
     ("GET", "/v1/status"): Operation(summary="How things stand in numbers", answer="Status"),
+    ("POST", "/debug/trace"): Operation(
+        summary="Record what the engine does for a few seconds, for Perfetto",
+        answer="Trace",
+        query={"seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}},
+        errors=(400, 401, 429, 500, 503),
+    ),
     ("GET", "/version"): Operation(summary="The version of the server", answer="Version"),
     ("GET", "/openapi.json"): Operation(summary="This document", answer="application/json"),
     ("POST", "/v1/files"): Operation(summary="Send a file", form=FILE_FORM, answer="File", errors=(400, 401, 408, 413, 429, 500, 503)),

@@ -103,6 +103,7 @@ class TextPart(Strict):
     # of an answer that comes back; templates have no place for them
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None  # what the official clients make of the text
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -128,6 +129,7 @@ class FunctionCallItem(Item):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None  # what the official clients make of the arguments
 
 
 class FunctionCallOutputItem(Item):

@@ -18,12 +18,15 @@ constexpr int64_t kGroupRows = 16;    // output rows that lie interleaved in a p
 constexpr int64_t kBlock = 32;        // values of an activation that share a scale
 constexpr int64_t kRowsAtOnce = 120;  // most activation rows of one call of `linear`: a whole number of all tiles, and they fit the caches
 
-// Of 32 quantised values q of one activation row: x ~ q * scale. The upper bytes of the 32 lie before the lower ones, q = 256 * upper + lower.
+// Of 32 quantised values q of one activation row: x ~ q * scale. Their lower bytes lie apart; q = 256 * upper + lower, and at most the four values
+// of one quad have upper bytes.
 struct BlockInfo {
   float scale;
   float scaled_sum;      // scale * sum(q)
   int32_t sum;           // sum(q)
   int32_t half_sums[2];  // sum(q[0:16]), sum(q[16:32])
+  int32_t wide;          // the quad: values 4 * wide .. 4 * wide + 3
+  int32_t upper;         // their upper bytes; 0 where there are none
 };
 
 struct Linear {
@@ -32,7 +35,7 @@ struct Linear {
   int64_t rows;           // N
   int64_t columns;        // K, a multiple of the format's block
   const float* floats;    // [M, K], arranged, for weights in floating point
-  const int8_t* x;        // [M, K / 32, 2, 32] quantised, for the others
+  const int8_t* x;        // [M, K] quantised, lower bytes, for the others
   const BlockInfo* info;  // [M, K / 32]
   const float* bias;      // [N] or null
   float* out;             // [M, out_stride]
@@ -56,7 +59,7 @@ struct Attention {
 
 struct KernelTable {
   const char* name;
-  // floats [M, K] -> int8 [M, K / 32, 2, 32], info [M, K / 32]
+  // floats [M, K] -> int8 [M, K], info [M, K / 32]
   void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info);
   // For weights in floating point: the next tile of `rows` activation rows [rows, K], of which there are ceil(rows / float_columns), into the
   // order that `linear` reads. Called with the rows that one call of `linear` takes; a single row stays as it is.

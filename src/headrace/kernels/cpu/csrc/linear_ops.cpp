@@ -43,11 +43,11 @@ void multiply(const Weight& weight, const float* x, int64_t m, const float* bias
   static thread_local Scratch q_scratch, info_scratch, arranged_scratch;
   const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
   const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
-  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(2 * m * k);
+  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
   BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
   if (!floats) {
     parallel_items(m, 16384 / k + 1,
-                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + 2 * first * k, info + first * blocks); });
+                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
   }
   const int64_t chunk = rows_a_chunk(m, floats ? kernels().float_columns : 8), chunks = (m + chunk - 1) / chunk;
   const float* rows = floats ? arranged(x, m, k, chunk, arranged_scratch) : nullptr;

@@ -1,5 +1,6 @@
-// Activations to 16 bits: blocks of 32 values, scale = largest magnitude / 32512. 8 bits, one byte of these, would move a model's logits by
-// several percent, for a few of its channels are far larger than the others.
+// Activations to whole numbers: blocks of 32 values, of 8 bits each, with a scale of their own. A few channels of a model are far larger than
+// the others, and would leave nothing of the other values of their block. So where four neighbours (a "quad") hold a value that is more than
+// kOutlier times all others, that quad gets 16 bits, and the scale is made for the others.
 // A NaN or infinity in a block makes its scale one, so it reaches every output of its row and no other row.
 #pragma once
 
@@ -8,15 +9,19 @@
 
 namespace {
 
-constexpr float kLargest = 127 * 256;  // the upper byte stays within -127 .. 127, and so does the lower one: see split()
+constexpr float kNarrow = 127, kWide = 127 * 256;  // largest numbers of 8 and 16 bits: both bytes stay within -127 .. 127
+
+constexpr float kOutlier = 2.0f;
+
+// largest: magnitude of a block, second: of its quads but the one that holds the largest. NaN reaches the scale.
+inline float scale_of(float largest, float second) {
+  if (!(largest > kOutlier * second)) return largest / kNarrow;
+  const float narrow = second / kNarrow, wide = largest / kWide;
+  return narrow > wide ? narrow : wide;
+}
+inline float inverse_of(float largest, float scale) { return largest < 1e-30f ? 0.0f : 1.0f / scale; }
 
 #if defined(__AVX2__)
-
-// q = 256 * upper + lower with a lower byte of -128 .. 127; -128 becomes -127, for not every product takes it
-inline void split(__m256i q, __m256i* upper, __m256i* lower) {
-  *upper = _mm256_srai_epi32(_mm256_add_epi32(q, _mm256_set1_epi32(128)), 8);
-  *lower = _mm256_max_epi32(_mm256_sub_epi32(q, _mm256_slli_epi32(*upper, 8)), _mm256_set1_epi32(-127));
-}
 
 inline void store_32(const __m256i* n, int8_t* q) {
   const __m256i ab = _mm256_packs_epi32(n[0], n[1]), cd = _mm256_packs_epi32(n[2], n[3]);
@@ -31,58 +36,89 @@ inline int32_t sum_of_16(__m256i a, __m256i b) {
   return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
+inline __m256i quad_maximum(__m256i x) {  // in all lanes of each 128 bits
+  x = _mm256_max_epi32(x, _mm256_shuffle_epi32(x, 0x4e));
+  return _mm256_max_epi32(x, _mm256_shuffle_epi32(x, 0xb1));
+}
+
+inline int32_t maximum_of_8(__m256i x) {
+  x = quad_maximum(x);
+  return _mm_cvtsi128_si32(_mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
+
+inline float float_of(int32_t bits) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits))); }
+
 inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
   __m256 v[4];
-  // magnitudes compare as integers, where NaN is larger than all
-  __m256i largest = _mm256_setzero_si256();
+  __m256i m[4];  // magnitudes compare as integers, where NaN is larger than all
   for (int i = 0; i < 4; ++i) {
     v[i] = _mm256_loadu_ps(x + 8 * i);
-    largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(v[i]), _mm256_set1_epi32(0x7fffffff)));
+    m[i] = quad_maximum(_mm256_and_si256(_mm256_castps_si256(v[i]), _mm256_set1_epi32(0x7fffffff)));
   }
-  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
-  const float magnitude = _mm_cvtss_f32(_mm_castsi128_ps(m));
-  const __m256 inverse = _mm256_set1_ps(magnitude < 1e-30f ? 0.0f : kLargest / magnitude);
+  const __m256i mixed = _mm256_blend_epi32(_mm256_blend_epi32(m[0], m[1], 0x22), _mm256_blend_epi32(m[2], m[3], 0x88), 0xcc);
+  const __m256i quads = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const int32_t largest = maximum_of_8(quads);
+  const int32_t wide = __builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(quads, _mm256_set1_epi32(largest)))));
+  const __m256i is_wide = _mm256_cmpeq_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(wide));
+  const int32_t second = maximum_of_8(_mm256_andnot_si256(is_wide, quads));
+  const float scale = scale_of(float_of(largest), float_of(second));
+  const __m256 inverse = _mm256_set1_ps(inverse_of(float_of(largest), scale));
   __m256i upper[4], lower[4], whole[4];
-  for (int i = 0; i < 4; ++i) {
-    split(_mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse)), upper + i, lower + i);
+  for (int i = 0; i < 4; ++i) {  // 256 * upper + lower; a lower byte of -128 becomes -127, for not every product takes it
+    const __m256i n = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    upper[i] = _mm256_srai_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(128)), 8);
+    lower[i] = _mm256_max_epi32(_mm256_sub_epi32(n, _mm256_slli_epi32(upper[i], 8)), _mm256_set1_epi32(-127));
     whole[i] = _mm256_add_epi32(_mm256_slli_epi32(upper[i], 8), lower[i]);
   }
-  store_32(upper, q);
-  store_32(lower, q + 32);
-  const int32_t first = sum_of_16(whole[0], whole[1]), second = sum_of_16(whole[2], whole[3]);
-  const float scale = magnitude / kLargest;
-  return {scale, scale * (float)(first + second), first + second, {first, second}};
+  int8_t uppers[32];
+  store_32(upper, uppers);
+  store_32(lower, q);
+  const int32_t first_half = sum_of_16(whole[0], whole[1]), second_half = sum_of_16(whole[2], whole[3]), sum = first_half + second_half;
+  headrace::BlockInfo info = {scale, scale * (float)sum, sum, {first_half, second_half}, wide, 0};
+  memcpy(&info.upper, uppers + 4 * wide, 4);
+  return info;
 }
 
 #else
 
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits & 0x7fffffff;
+}
+
 inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
-  float magnitude = 0.0f;
-  for (int i = 0; i < 32; ++i) {
-    const float m = fabsf(x[i]);
-    if (!(m <= magnitude)) magnitude = m;
-    if (magnitude != magnitude) break;
+  float quads[8], largest = -1.0f, second = 0.0f;
+  int32_t wide = 0;
+  for (int j = 0; j < 8; ++j) {
+    quads[j] = fabsf(x[4 * j]);
+    for (int i = 1; i < 4; ++i)
+      if (bits_of(x[4 * j + i]) > bits_of(quads[j])) quads[j] = fabsf(x[4 * j + i]);
+    if (largest == -1.0f || bits_of(quads[j]) > bits_of(largest)) largest = quads[j], wide = j;
   }
-  const float inverse = magnitude < 1e-30f ? 0.0f : kLargest / magnitude;
-  int32_t sums[2] = {0, 0};
+  for (int j = 0; j < 8; ++j)
+    if (j != wide && bits_of(quads[j]) > bits_of(second)) second = quads[j];
+  const float scale = scale_of(largest, second), inverse = inverse_of(largest, scale);
+  headrace::BlockInfo info = {scale, 0.0f, 0, {0, 0}, wide, 0};
+  int8_t uppers[4] = {0, 0, 0, 0};
   for (int i = 0; i < 32; ++i) {
     const float scaled = x[i] * inverse;
     const int32_t whole = scaled == scaled ? (int32_t)nearbyintf(scaled) : 0, upper = (whole + 128) >> 8;
     const int32_t lower = whole - upper * 256 > -127 ? whole - upper * 256 : -127;
-    q[i] = (int8_t)upper;
-    q[32 + i] = (int8_t)lower;
-    sums[i / 16] += 256 * upper + lower;
+    q[i] = (int8_t)lower;
+    if (i / 4 == wide) uppers[i % 4] = (int8_t)upper;
+    info.half_sums[i / 16] += 256 * upper + lower;
   }
-  const float scale = magnitude / kLargest;
-  return {scale, scale * (float)(sums[0] + sums[1]), sums[0] + sums[1], {sums[0], sums[1]}};
+  memcpy(&info.upper, uppers, 4);
+  info.sum = info.half_sums[0] + info.half_sums[1];
+  info.scaled_sum = scale * (float)info.sum;
+  return info;
 }
 
 #endif
 
 void quantize(const float* x, int64_t m, int64_t k, int8_t* q, headrace::BlockInfo* info) {
-  for (int64_t block = 0; block < m * (k / headrace::kBlock); ++block) info[block] = quantize_block(x + 32 * block, q + 64 * block);
+  for (int64_t block = 0; block < m * (k / headrace::kBlock); ++block) info[block] = quantize_block(x + 32 * block, q + 32 * block);
 }
 
 }  // namespace

@@ -1,0 +1,104 @@
+// What the machine can do at most, with all threads at once: bytes read, multiply-adds of 4-bit weights with 8-bit activations, float32
+// multiply-adds; each in billions a second. Compiled by roofline.py with the flags of the kernels and against their headers, so that the
+// instructions are those that the kernels use.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "block_dot.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int kChains = 12;  // independent sums: an instruction takes as long as about ten can start
+constexpr int kReads = 8;    // vectors of a step of reading
+constexpr int64_t kBufferBytes = int64_t{256} << 20;
+
+// The compiler can't know what a value was, and must make it.
+template <class T>
+inline void keep(T& x) {
+#if defined(__AVX2__)
+  asm volatile("" : "+x"(x));
+#else
+  asm volatile("" : "+m"(x));
+#endif
+}
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Most units a second of several rounds in which all threads do `amount` each.
+double peak(int threads, int rounds, double amount, const std::function<void(int)>& work) {
+  double best = 0.0;
+  for (int round = 0; round < rounds; ++round) {
+    std::atomic<int> ready{0};
+    std::vector<std::thread> others;
+    const auto together = [&](int thread) {
+      ready.fetch_add(1);
+      while (ready.load() < threads) std::this_thread::yield();
+      work(thread);
+    };
+    for (int thread = 1; thread < threads; ++thread) others.emplace_back(together, thread);
+    const double start = seconds();
+    together(0);
+    for (std::thread& other : others) other.join();
+    best = std::max(best, amount * threads / (seconds() - start));
+  }
+  return best;
+}
+
+void read_all(const float* buffer, int64_t bytes) {
+  F sums[kReads];
+  for (F& sum : sums) sum = set1(0.0f);
+  for (int64_t i = 0; i < bytes / 4; i += kReads * W)
+    for (int j = 0; j < kReads; ++j) sums[j] = vmax(sums[j], load(buffer + i + j * W));
+  for (F& sum : sums) keep(sum);
+}
+
+void multiply_bytes(int64_t steps) {
+  B weights = byte_set1(7), x = byte_set1(3);
+  I sums[kChains];
+  for (I& sum : sums) sum = int_set1(0);
+  for (int64_t i = 0; i < steps; ++i) {
+    for (int j = 0; j < kChains; ++j) {
+#if defined(HEADRACE_DOT_STEP)
+      sums[j] = dot_step(sums[j], weights, x);
+#elif defined(__AVX2__)
+      sums[j] = _mm256_add_epi16(sums[j], _mm256_maddubs_epi16(weights, x));
+      keep(x);
+#else
+      sums[j] = int_add(sums[j], dot_bytes<4, 1>(&weights, (const int8_t*)&x));
+#endif
+      keep(sums[j]);
+    }
+  }
+}
+
+void multiply_floats(int64_t steps) {
+  F a = set1(0.5f), sums[kChains];
+  for (F& sum : sums) sum = set1(0.0f);
+  for (int64_t i = 0; i < steps; ++i) {
+    for (int j = 0; j < kChains; ++j) {
+      sums[j] = fma(a, a, sums[j]);
+      keep(sums[j]);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const int threads = std::atoi(arguments[1]), rounds = std::atoi(arguments[2]);
+  const int64_t steps = 2'000'000, bytes = kBufferBytes / threads / 4096 * 4096;
+  std::vector<std::vector<float>> buffers;
+  for (int thread = 0; thread < threads; ++thread) buffers.emplace_back(bytes / 4, 1.0f);
+  const double read = peak(threads, rounds, (double)bytes, [&](int thread) { read_all(buffers[thread].data(), bytes); });
+  const double packed = peak(threads, rounds, (double)steps * kChains * sizeof(B), [&](int) { multiply_bytes(steps); });
+  const double floats = peak(threads, rounds, (double)steps * kChains * W, [&](int) { multiply_floats(steps); });
+  std::printf("%.3f %.3f %.3f\n", read / 1e9, packed / 1e9, floats / 1e9);
+  return 0;
+}
