@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,18 @@ async def test_the_event_loop_goes_on_meanwhile(checker: GrammarChecker, monkeyp
     assert not task.done()
     go_on.set()
     await task
+
+
+def test_the_process_can_be_started_beforehand_and_is_nice(tmp_path: Path) -> None:
+    checker = GrammarChecker(byte_level(tmp_path))
+    asyncio.run(checker.prepare())
+    worker = checker._worker
+    assert worker is not None
+    assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + grammar_checker.NICE)
+    asyncio.run(checker.prepare())
+    checker.check_now(GOOD)
+    assert checker._worker is worker
+    checker.close()
 
 
 def test_closing_ends_the_process(tmp_path: Path) -> None:
