@@ -57,6 +57,7 @@ class EngineConfig:
     # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
     # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
     quantization: Literal["none", "gguf", "int8", "int4"] | None = None
+    activation_bits: Literal[8, 16] | None = None  # in products with weights in blocks or few bits on CPU; None: 8
     kv_cache_dtype: DType = "auto"  # of keys and values; auto: float16 beside weights in blocks or few bits on CPU, else the model's dtype
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
@@ -107,6 +108,8 @@ class EngineConfig:
             raise ConfigError("--session-dir keeps blocks of the prefix cache: leave --enable-prefix-caching on, or leave --session-dir out.")
         if self.quantization not in (None, "none", "gguf", "int8", "int4"):
             raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
+        if self.activation_bits not in (None, 8, 16):
+            raise ConfigError(f"--activation-bits must be 8 or 16, not {self.activation_bits}.")
         if self.kv_cache_dtype not in get_args(DType):
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} is not known; use auto, float32, float16 or bfloat16.")
         if not 0 < self.gpu_memory_utilization <= 1:

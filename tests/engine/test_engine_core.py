@@ -124,7 +124,14 @@ class Bench:
         self.scheduler, self.runner = scheduler, runner
         self.emitted: list[Outputs | Heartbeat] = []
         self.error: BaseException | None = None
-        self.core = EngineCore(runner, scheduler, self.emitted.append, async_scheduling=async_scheduling)
+        self.rests: list[int] = []  # steps before each
+        self.core = EngineCore(
+            runner,
+            scheduler,
+            self.emitted.append,
+            async_scheduling=async_scheduling,
+            at_rest=lambda: self.rests.append(len(self.runner.begun)),
+        )
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -254,6 +261,31 @@ def test_heartbeats_tell_idle_time_from_work(monkeypatch):
         assert second.work.between["idle"] == first.work.between["idle"], "a step is no idle time"
         assert begin < first.at < second.at <= time.monotonic()
         bench.runner.permits.release()
+
+
+def test_the_engine_is_at_rest_once_after_its_steps(monkeypatch):
+    monkeypatch.setattr(engine_core, "REST_S", 0.05)
+    with running() as bench:
+        time.sleep(0.2)
+        assert bench.rests == [], "nothing has been done yet"
+        for count in (1, 2):
+            bench.add(f"request-{count}", 3)
+            until(lambda count=count: len(bench.rests) == count)
+            time.sleep(0.2)
+            assert bench.rests == [3, 6][:count], "after the last step, and once"
+    beats = bench.heartbeats()
+    assert beats[-1].work.between["idle"] >= 0.5, "rest is idle time too"
+
+
+def test_no_rest_while_a_step_runs(monkeypatch):
+    monkeypatch.setattr(engine_core, "REST_S", 0.01)
+    monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.01)
+    with running(held=True) as bench:
+        bench.add("a", 2)
+        until(lambda: len(bench.heartbeats()) >= 5)
+        assert bench.rests == []
+        bench.runner.permits.release(10)
+        until(lambda: bench.rests)
 
 
 def test_heartbeats_are_few():

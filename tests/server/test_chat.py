@@ -130,6 +130,7 @@ async def test_bad_messages_are_refused_by_name(world: World, messages, param):
         ({"functions": [{}]}, "functions"),
         ({"audio": {"voice": "a"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"verbosity": "high"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"store": True}, "store"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -144,7 +145,14 @@ async def test_bad_options_are_refused_by_name(world: World, fields, param):
 
 
 async def test_options_that_ask_for_nothing_are_accepted(world: World):
-    fields = {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "store": False, "parallel_tool_calls": True}
+    fields = {
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "store": False,
+        "verbosity": "medium",
+        "parallel_tool_calls": True,
+    }
     more = {
         "tools": [],
         "reasoning_effort": "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,18 @@ def test_the_event_loop_goes_on_meanwhile(checker: GrammarChecker) -> None:
     slow = StructuredOutputs(kind="grammar", source=LONG.source + " ")
     begin = time.monotonic()
     assert asyncio.run(_check_while_counting(checker, slow)) < 0.5 * max(1.0, time.monotonic() - begin)
+
+
+def test_the_process_can_be_started_beforehand_and_is_nice(tmp_path: Path) -> None:
+    checker = GrammarChecker(byte_level(tmp_path))
+    asyncio.run(checker.prepare())
+    worker = checker._worker
+    assert worker is not None
+    assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + grammar_checker.NICE)
+    asyncio.run(checker.prepare())
+    checker.check_now(GOOD)
+    assert checker._worker is worker
+    checker.close()
 
 
 def test_closing_ends_the_process(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class EngineClient:
         self._earlier_compile: CompileStatus | None = None
         self._max_restarts = max_restarts
         self._process: EngineProcess | None = None
-        self._taught: EngineProcess | None = None  # the one that has the vocabulary
+        self._vocabulary: GrammarVocabulary | None = None  # every engine is taught
         self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
         self._tasks: list[asyncio.Task[None]] = []
         self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
@@ -143,10 +143,12 @@ class EngineClient:
             self._trace.add_request(request)
 
     def teach(self, vocabulary: GrammarVocabulary) -> None:
-        """What the engine must know before it is given a request with `params.structured`. Each engine is told once."""
-        if self._process is not None and self._taught is not self._process:
+        """What the engine must know before it is given a request with `params.structured`. Each engine is told once, later ones at their start."""
+        if self._vocabulary is not None:
+            return
+        self._vocabulary = vocabulary
+        if self.state == "ready" and self._process is not None:
             self._process.send(Vocabulary(vocabulary))
-            self._taught = self._process
 
     def abort(self, request_id: str, reason: Literal["abort", "stop"] = "abort") -> None:
         """Ends a request whose outputs nobody wants any more; its sink is not called again. Does nothing for one that has ended."""
@@ -226,6 +228,8 @@ class EngineClient:
                 self.info = message.info
                 self._stats = add_totals(message.stats, self._earlier)
                 self._last_heard = time.monotonic()
+                if self._vocabulary is not None:
+                    process.send(Vocabulary(self._vocabulary))
                 return message.info
             if isinstance(message, Failed):
                 raise _START_ERRORS.get(message.kind, StartError)(message.message)

@@ -26,6 +26,7 @@ from headrace.engine.client import EngineClient
 from headrace.engine.engine_process import LaunchedEngine
 from headrace.engine.generation import GenerationRequest
 from headrace.engine.generation import Generator as TextGenerator
+from headrace.engine.heap import release_freed_memory
 from headrace.errors import ConfigError, RequestError, StartError
 from headrace.models.store import cache_root
 from headrace.sampling_params import SamplingParams
@@ -196,11 +197,12 @@ class ServingProcess:
         starting = asyncio.create_task(self._client.start())
         try:
             tokenizer, template = await asyncio.to_thread(self._load_words)
+            generator = self._generator = TextGenerator(self._client, tokenizer)
+            await self._prepare_grammars(generator)
             info = await starting
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        generator = self._generator = TextGenerator(self._client, tokenizer)
         request = GenerationRequest(request_id="self-test", prompt_token_ids=(0,), params=SamplingParams(max_tokens=1, temperature=0.0))
         try:
             async for _ in generator.generate(request):
@@ -216,6 +218,14 @@ class ServingProcess:
             tool_call_parser=self._config.tool_call_parser,
             reasoning_parser=self._config.reasoning_parser,
         )
+        release_freed_memory()
+
+    @staticmethod
+    async def _prepare_grammars(generator: TextGenerator) -> None:
+        try:
+            await generator.prepare_grammars()
+        except RequestError as error:
+            logger.warning("requests with a form of the answer may be refused: %s", error)
 
     def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
         tokenizer = Tokenizer.load(self._engine_config.model)

@@ -7,9 +7,12 @@
 
 namespace headrace {
 
+constexpr int64_t kTwice = 1 << 8;  // added to a format: what rounding takes off activations is multiplied too, so that they count with 16 bits
+
 struct Weight {  // checked
   const uint8_t* data;
   int64_t format, rows, columns;
+  bool twice;
 };
 
 struct FormatSize {
