@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +21,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerCo
     """What the server was asked to run."""
     calls: list[tuple[EngineConfig, ServerConfig, str]] = []
 
-    def run(engine: EngineConfig, server: ServerConfig, *, model_name: str) -> int:
+    def run(engine: EngineConfig, server: ServerConfig, *, model_name: str, launched: object) -> int:
+        assert launched == "an engine that loads"
         calls.append((engine, server, model_name))
         return 0
 
+    monkeypatch.setattr("headrace.engine.engine_process.launch", lambda config: nullcontext("an engine that loads"))
     fake: Any = ModuleType("headrace.server.serve")
     fake.run = run
     import headrace.server
