@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests.patience import LIMIT_S
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 400
@@ -76,7 +77,7 @@ def test_core_is_the_standard_library() -> None:
 def test_core_in_a_fresh_interpreter() -> None:
     modules = sorted(f"headrace.core.{file.stem}" for file in (ROOT / "src/headrace/core").glob("*.py") if file.stem != "__init__")
     code = f"import sys, {', '.join(modules)}\nsys.exit(str({{'torch', 'numpy', 'msgspec', 'asyncio'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.stderr.strip() == "set()"
 
 
@@ -114,7 +115,12 @@ def test_every_dependency_is_locked() -> None:
             assert numbers >= [int(part) for part in (least or "0").split(".")], f"{name} is locked below {least}"
 
 
-@pytest.mark.parametrize("name", ["serve", "test", "check", "lint"])
+def test_clients_are_locked() -> None:
+    wanted = {"openai", "anthropic", "tritonclient", "langchain-openai", "litellm", "instructor", "pydantic-ai-slim", "llm"}
+    assert wanted <= locked("requirements-clients.lock").keys()
+
+
+@pytest.mark.parametrize("name", ["serve", "test", "test-clients", "check", "lint"])
 def test_scripts_can_be_run(name: str) -> None:
     script = ROOT / "scripts" / name
     assert script.stat().st_mode & 0o111
@@ -123,6 +129,6 @@ def test_scripts_can_be_run(name: str) -> None:
 
 def test_every_folder_of_tests_mirrors_a_room() -> None:
     rooms = {folder.name for folder in (ROOT / "src/headrace").iterdir() if folder.is_dir()}
-    apart = {"acceptance", "scripts", "docs"}
+    apart = {"acceptance", "clients", "scripts", "docs", "deploy"}
     folders = {file.relative_to(ROOT / "tests").parts[0] for file in tracked("tests/*/*.py")}
     assert folders <= rooms | apart

@@ -57,6 +57,7 @@ class EngineConfig:
     # On CPU. gguf: weights of a GGUF file stay in their blocks; int8, int4: those of any model are rounded when loaded; none: they are
     # floats of dtype; None: gguf for a GGUF file with dtype auto, else none
     quantization: Literal["none", "gguf", "int8", "int4"] | None = None
+    activation_bits: Literal[8, 16] | None = None  # in products with weights in blocks or few bits on CPU; None: 8
     kv_cache_dtype: DType = "auto"  # of keys and values; auto: float16 beside weights in blocks or few bits on CPU, else the model's dtype
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # None: the model's own limit
@@ -84,6 +85,7 @@ class EngineConfig:
     compile_cache: str | None = None  # folder, redis:// or fsspec URL where compiled packages are kept; None: a folder of this user
     artifacts: str | None = None  # folder of `headrace compile`
     max_seq_len_to_capture: int = 8192  # longest context of compiled steps; longer ones take the ready path
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # (tenant, weight) of keys whose weight is not 1; made from --api-keys-file
     threads: int | None = None  # compute threads; None: one per physical core available
     step_timeout_s: float = 120.0  # a step that takes longer is stuck: the engine is restarted
     runner_factory: str | None = None  # "package.module:function" that makes another runner (tests, simulation)
@@ -107,6 +109,8 @@ class EngineConfig:
             raise ConfigError("--session-dir keeps blocks of the prefix cache: leave --enable-prefix-caching on, or leave --session-dir out.")
         if self.quantization not in (None, "none", "gguf", "int8", "int4"):
             raise ConfigError(f"--quantization {self.quantization} is not known; use none, gguf, int8 or int4.")
+        if self.activation_bits not in (None, 8, 16):
+            raise ConfigError(f"--activation-bits must be 8 or 16, not {self.activation_bits}.")
         if self.kv_cache_dtype not in get_args(DType):
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} is not known; use auto, float32, float16 or bfloat16.")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -131,6 +135,7 @@ class SchedulerConfig:
     target_itl_ms: float | None = None
     session_lease_s: float = 300.0
     speculative_config: SpeculativeConfig | None = None
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # (tenant, weight), of others it is 1: how tokens, slots and blocks are shared out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +192,7 @@ class ApiKey:
     requests_per_minute: int | None = None  # None: no limit
     tokens_per_minute: int | None = None  # prompts and answers together
     priority: int | None = None  # its requests are no more urgent than this (lower runs first)
+    weight: float = 1.0  # its part of tokens, slots and blocks against that of others
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w.@-]{1,64}", self.name, re.ASCII):
@@ -199,6 +205,8 @@ class ApiKey:
                 raise ConfigError(f"{self.name}: {limit} must be a whole number of at least 1")
         if self.priority is not None and (isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) >= 2**31):
             raise ConfigError(f"{self.name}: priority must be a whole number")
+        if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0.01 <= self.weight <= 100:
+            raise ConfigError(f"{self.name}: weight must be a number from 0.01 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
+import torch
 
 from headrace.config import EngineConfig
 from headrace.kernels import cpu
 from headrace.runner import preparation
 from headrace.runner.artifacts import MANIFEST
+from headrace.runner.buckets import decode_buckets
 from headrace.runner.model_runner import ModelRunner
+from tests.acceptance.service import FLAGS, ROOT, served, wait, without_compiler
 from tests.engine.byte_tokenizer import write_byte_tokenizer
+from tests.models.tiny_models import TINY, make, prompt
 from tests.runner.random_service import random_service
-from tests.runner.tiny_model import save_tiny_llama
+from tests.runner.tiny_model import Hand, save_tiny_llama
+from tests.scripts.load_script import load_recompiles
 
-ROOT = Path(__file__).parents[2]
-FLAGS = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--kv-memory", "16MiB", "--block-size", "4", "--threads", "1"]
 PATHS = ["decode-1", "decode-2", "mixed-64"]
 
 
@@ -76,13 +74,6 @@ def running(config: EngineConfig) -> Iterator[ModelRunner]:
         runner.close()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def settled(runner: ModelRunner) -> dict[str, str]:
     """Name and state of each path, when none is on its way."""
     wait(lambda: not {path.state for path in runner.compile_status().paths} & {"ready", "compiling"}, 300)
@@ -122,6 +113,17 @@ def test_ids_are_those_of_the_ready_path_and_nothing_is_compiled_again(world: Wo
 
 
 @pytest.mark.slow
+def test_whatever_arrives_nothing_is_compiled_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--duration", "5", "--clients", "6", "--max-prompt", "100", "--max-token", "255"]
+    status = load_recompiles().main([*options, "--", str(world.model), *FLAGS, "--compile", "full", "--compile-cache", str(world.cache)])
+    report = json.loads(capsys.readouterr().out)
+    assert report["graph breaks"] == {"decode": 0, "mixed": 0}
+    assert report["paths"] == dict.fromkeys(PATHS, "compiled")
+    assert report["verdicts"] == dict.fromkeys(report["verdicts"], True)
+    assert status == 0
+
+
+@pytest.mark.slow
 def test_weights_are_lent_and_not_copied(world: World) -> None:
     with running(world.config(artifacts=str(world.artifacts), compile="off")) as runner:
         settled(runner)
@@ -148,13 +150,12 @@ def test_a_torn_cache_entry_is_refused_and_rebuilt(
 ) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(world.cache, cache)
-    for file in cache.glob("*.package"):
-        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    (entry,) = (file for file in cache.glob("*.package") if b'"bucket": "decode-1"' in file.read_bytes())
+    entry.write_bytes(entry.read_bytes()[:-1] + b"!")
     monkeypatch.setattr(preparation, "AUTO_DELAY_S", 0.0)
-    config = world.config(compile="auto", max_num_seqs=1, compile_cache=str(cache))
     for compilations in (1, 0):
-        with running(config) as runner:
-            assert settled(runner) == {"decode-1": "compiled"}
+        with running(world.config(compile="auto", compile_cache=str(cache))) as runner:
+            assert settled(runner) == dict.fromkeys(PATHS, "compiled")
             assert runner.compile_status().compilations_total == compilations
     assert caplog.text.count("the entry of decode-1 is refused: its checksum is wrong") == 1
 
@@ -180,96 +181,123 @@ def test_a_failed_compile_leaves_the_ready_path(
     runner.close()
 
 
+def find_workers(process: psutil.Process) -> list[psutil.Process]:
+    """Compiling processes below this one."""
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "headrace.runner.compile_worker" in child.cmdline():
+                found.append(child)
+    return found
+
+
 @pytest.mark.slow
 def test_the_compiling_process_gives_way_and_ends_with_its_parent(world: World, tmp_path: Path) -> None:
-    def children() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children(recursive=True) if "headrace.runner.compile_worker" in " ".join(child.cmdline())]
-
     runner = ModelRunner(world.config(compile="full", compile_cache=str(tmp_path)))
     runner.start_preparation(lambda: None)
-    wait(lambda: bool(children()))
-    (worker,) = children()
+    wait(lambda: bool(find_workers(psutil.Process())))
+    (worker,) = find_workers(psutil.Process())
     wait(lambda: worker.nice() == 19)
     runner.close()
     assert not worker.is_running()
     assert runner.compile_status().state == "compiling", "what was begun is not told as done"
 
 
-class Service:
-    """`headrace serve` where there is no compiler: an empty PATH and an empty kernel cache."""
-
-    def __init__(self, model: Path, home: Path, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{port}", home / "log.txt"
-        (home / "bin").mkdir()
-        environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(home / "bin"), "HEADRACE_HOME": str(home)}
-        with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "headrace", "serve", str(model), "--port", str(port), *FLAGS, *flags]
-            self.popen = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-
-    def ready(self) -> dict[str, object] | None:
-        """The body of /ready, once it is 200."""
-        assert self.popen.poll() is None, self.log.read_text()
-        try:
-            response = httpx.get(f"{self.url}/ready", timeout=5, trust_env=False)
-        except httpx.HTTPError:
-            return None
-        return response.json() if response.status_code == 200 else None
-
-    def complete(self) -> str:
-        body = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False)
-        assert response.status_code == 200, response.text
-        text: str = response.json()["choices"][0]["text"]
-        return text
-
-    def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=5, trust_env=False).text
-        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
-
-    def end(self) -> None:
-        self.popen.send_signal(signal.SIGTERM)
-        self.popen.wait(30)
+@pytest.mark.slow
+def test_parts_outside_of_the_kernels_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations and norms that torch computes: in compiled code they must be rounded as in eager code."""
+    if cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    monkeypatch.setattr(preparation, "AUTO_DELAY_S", 0.0)
+    monkeypatch.setattr(preparation, "planned_buckets", lambda config, all_steps: decode_buckets(1))
+    class_name, changes = TINY["gemma2"]
+    make(class_name, changes | {"num_hidden_layers": 2}).save_pretrained(tmp_path / "model")
+    fields = {"kv_memory": 16 << 20, "block_size": 4, "threads": 1, "dtype": "float32", "max_num_seqs": 1, "max_model_len": 64}
+    config = EngineConfig(model=str(tmp_path / "model"), compile_cache=str(tmp_path / "cache"), **fields)  # type: ignore[arg-type]
+    seen: list[list[torch.Tensor]] = []
+    for mode in ("off", "auto"):
+        with running(replace(config, compile=mode)) as runner:  # type: ignore[arg-type]
+            assert settled(runner) == ({} if mode == "off" else {"decode-1": "compiled"})
+            runner._steps.mode = "full"  # no turns with the ready path
+            seen.append(hidden_states(runner))
+            compiled = runner.compile_status().compiled_steps_total
+    assert compiled == len(seen[0]) - 1, "all but the prompt's step"
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
-@contextmanager
-def served(model: Path, home: Path, *flags: str) -> Iterator[Service]:
-    service = Service(model, home, *flags)
-    try:
-        wait(lambda: service.ready() is not None, 120)
-        yield service
-    finally:
-        service.end()
+def hidden_states(runner: ModelRunner) -> list[torch.Tensor]:
+    """Of every step of one request."""
+    states: list[torch.Tensor] = []
+    forward = runner._forward
+    runner._forward = lambda batch: states.append(forward(batch).clone()) or states[-1]  # type: ignore[method-assign, func-returns-value]
+    hand = Hand(runner)
+    hand.add("a", prompt(13))
+    hand.finish(["a"], 12)
+    return states
 
 
 def test_without_a_compiler_the_server_answers_and_says_how(model: Path, tmp_path: Path) -> None:
-    with served(model, tmp_path, "--compile", "auto") as service:
-        body = service.ready()
-        assert body is not None
-        assert body["path"] == "eager, torch operators (no CPU kernels)"
-        told = body["compile"]
-        assert isinstance(told, dict)
-        assert (told["mode"], told["state"], told["paths"]) == ("auto", "ready", [])
-        assert str(told["reason"]).startswith("there are no CPU kernels: there is no C++ compiler")
+    with served(model, tmp_path, "--compile", "auto", environment=without_compiler(tmp_path)) as service:
+        told = service.ready()
+        assert told["path"] == "eager, torch operators (no CPU kernels)"
+        assert (told["compile"]["mode"], told["compile"]["state"], told["compile"]["paths"]) == ("auto", "ready", [])
+        assert told["compile"]["reason"].startswith("there are no CPU kernels: there is no C++ compiler")
         assert service.complete()
-        assert "path     eager, torch operators (no CPU kernels)" in service.log.read_text()
+        assert "path     eager, torch operators (no CPU kernels)" in service.log
 
 
 @pytest.mark.slow
 def test_artifacts_serve_without_a_compiler(world: World, tmp_path: Path) -> None:
-    with served(world.model, tmp_path, "--artifacts", str(world.artifacts), "--compile", "off") as service:
-        wait(lambda: service.ready()["compile"]["state"] == "compiled")  # type: ignore[index]
-        body = service.ready()
-        assert body is not None
-        assert str(body["path"]).startswith("eager, CPU kernels (")
-        assert {path["name"]: path["state"] for path in body["compile"]["paths"]} == dict.fromkeys(PATHS, "compiled")  # type: ignore[index]
+    with served(world.model, tmp_path, "--artifacts", str(world.artifacts), environment=without_compiler(tmp_path)) as service:
+        wait(lambda: service.states() == dict.fromkeys(PATHS, "compiled"))
+        assert service.ready()["path"].startswith("eager, CPU kernels (")
         first = service.complete()
         assert [service.complete() for _ in range(3)] == [first] * 3
-        assert service.metric('headrace_steps_total{path="compiled"}') > 20
+        assert service.metric('headrace_steps_total{path="compiled"}') > 10
         assert service.metric("headrace_recompiles_total") == 0
         assert not (tmp_path / "kernels").exists(), "nothing was built"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_of_two_servers_that_start_together_one_compiles(model: Path, tmp_path: Path) -> None:
+    """Both answer meanwhile, both serve what came out, and a third one finds everything."""
+    if cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    paths = ["decode-1", "mixed-64"]
+    flags = ["--compile", "full", "--compile-cache", str(tmp_path / "cache"), "--max-num-seqs", "1"]
+    homes = [tmp_path / name for name in ("a", "b", "c")]
+    for home in homes:
+        home.mkdir()
+    with served(model, homes[0], *flags) as one, served(model, homes[1], *flags) as other:
+        first = one.complete()
+        assert other.complete() == first
+        for service in (one, other):
+            wait(lambda service=service: service.states() == dict.fromkeys(paths, "compiled"), 600)  # type: ignore[misc]
+            assert all(f"{path} is served compiled from now on" in service.log for path in paths)
+        assert sorted(service.metric("headrace_compilations_total") for service in (one, other)) == [0, len(paths)]
+        for service in (one, other):
+            before = service.metric('headrace_steps_total{path="ready"}')
+            assert service.complete() == first
+            assert service.metric('headrace_steps_total{path="ready"}') == before, "every step was compiled"
+            assert service.metric("headrace_recompiles_total") == 0
+    with served(model, homes[2], *flags) as late:
+        wait(lambda: late.states() == dict.fromkeys(paths, "compiled"))
+        assert late.metric("headrace_compilations_total") == 0
+        assert late.complete() == first
+
+
+@pytest.mark.slow
+def test_a_server_ends_at_once_while_it_compiles(model: Path, tmp_path: Path) -> None:
+    if cpu.load() is None:
+        pytest.skip(f"no kernels: {cpu.reason()}")
+    with served(model, tmp_path, "--compile", "full", "--compile-cache", str(tmp_path / "cache")) as service:
+        server = psutil.Process(service.popen.pid)
+        workers: list[psutil.Process] = []
+        wait(lambda: bool(workers.extend(find_workers(server)) or workers))
+        service.end()
+        assert not any(worker.is_running() for worker in workers)
+    assert service.popen.returncode == 0
 
 
 @pytest.mark.slow

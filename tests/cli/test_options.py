@@ -8,6 +8,7 @@ from headrace.cli.options import SERVE_GROUPS
 from headrace.config import EngineConfig, ServerConfig
 
 FLAGS = """
+activation-bits
 allowed-origins api-key api-keys-file artifacts async-scheduling batch-dir block-size body-timeout chat-template compile compile-cache deterministic
 device dtype enable-chunked-prefill enable-log-requests enable-prefix-caching gpu-memory-utilization grpc-port host kv-cache-dtype
 kv-cache-memory-bytes kv-memory

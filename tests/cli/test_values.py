@@ -41,6 +41,7 @@ from headrace.cli import values
         (values.dtype, "half", "float16"),
         (values.dtype, "bfloat16", "bfloat16"),
         (values.device, "cuda:1", "cuda:1"),
+        (values.activation_bits, "16", 16),
         (values.quantization, "none", "none"),
         (values.quantization, "gguf", "gguf"),
         (values.quantization, "int4", "int4"),
@@ -73,6 +74,7 @@ def test_good_values(read: Callable[[str], Any], text: str, value: object) -> No
         (values.texts, '["a"', "JSON list of strings"),
         (values.dtype, "int8", "float32"),
         (values.device, "tpu", "cuda"),
+        (values.activation_bits, "4", "8 or 16"),
         (values.quantization, "awq", "none, gguf, int8 or int4"),
     ],
 )

@@ -45,7 +45,7 @@ def test_commands_can_be_typed(page: Path) -> None:
                 if words[0] == "scripts/serve":
                     parser.parse_args(["serve", *words[1:]])
             else:
-                assert words[0] in ("curl", "echo", "python"), command
+                assert words[0] in ("curl", "echo", "python", "llm"), command
 
 
 def flags_of(*words: str) -> set[str]:
@@ -60,7 +60,10 @@ def flags_of(*words: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=identifier)
 def test_flags_exist(page: Path) -> None:
     known = (
-        {name for _, group in SERVE_GROUPS for option in group for name in option.names} | flags_of("bench", "serve") | flags_of("bench", "compare")
+        {name for _, group in SERVE_GROUPS for option in group for name in option.names}
+        | flags_of("bench", "serve")
+        | flags_of("bench", "compare")
+        | flags_of("doctor")
     )
     known |= {"config", "resume", "output", "chat", "help"} | OTHER_TOOLS_FLAGS
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

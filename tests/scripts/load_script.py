@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_script(name: str) -> ModuleType:
+    if str(ROOT / "scripts") not in sys.path:  # where scripts find what they share
+        sys.path.append(str(ROOT / "scripts"))
     spec = importlib.util.spec_from_file_location(f"headrace_scripts.{name}", ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -18,3 +22,10 @@ def load_script(name: str) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def load_recompiles() -> ModuleType:
+    """It imports another script, as python finds it when it runs one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        return load_script("recompiles")

@@ -18,7 +18,9 @@ from headrace.core.kv_manager import KVManager
 from headrace.core.messages import SchedulerStats, TokenLogprobs
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.trace import Trace
 from headrace.engine.wire import Heartbeat
+from headrace.errors import EngineUnavailable
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.server.app import create_app
 from headrace.server.batch_service import BatchService
@@ -61,6 +63,11 @@ class FakeEngine:
 
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation:
         return explain(self.kv, Query(query_id=0, token_ids=token_ids, cache_salt=cache_salt, tenant=tenant), now=100.0)
+
+    async def trace(self, seconds: float) -> Trace:
+        if self.state != "ready":
+            raise EngineUnavailable("The engine has died and is being restarted.")
+        return Trace(begin=0.0, end=seconds)
 
 
 def score(token_id: int, count: int | None) -> TokenLogprobs:

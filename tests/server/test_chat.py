@@ -1,6 +1,7 @@
 import pytest
 
 from headrace.errors import ContextLengthExceeded
+from headrace.server.chat_prompt import one_message, template_message
 from headrace.server.schema import ChatBody
 from headrace.server.unsupported import UNSUPPORTED
 from tests.server.fakes import ANSWER, CONTEXT, World, events, refused
@@ -53,13 +54,16 @@ async def test_a_prompt_that_the_engine_refuses_is_the_messages(world: World):
     refused(await world.chat(), param="messages", code="context_length_exceeded")
 
 
+FUNCTION = {"name": "f", "arguments": "{}", "parsed_arguments": {}}  # the last one is of the official clients
+
+
 async def test_parts_null_and_roles_become_the_text_of_the_prompt(world: World):
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
         {"role": "user", "content": "Hi", "name": "bob"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}]},
         {"role": "tool", "content": "42", "tool_call_id": "c"},
-        {"role": "assistant", "content": "ok", "refusal": None, "annotations": [], "audio": None, "function_call": None},
+        {"role": "assistant", "content": "ok", "refusal": None, "annotations": [], "audio": None, "function_call": None, "parsed": {"a": 1}},
         {"role": "user", "content": None},
     ]
     response = await world.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
@@ -68,6 +72,13 @@ async def test_parts_null_and_roles_become_the_text_of_the_prompt(world: World):
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     result = "<tool_response>\n42\n</tool_response>"
     assert prompt == f"[system]Be brief.[user]Hi[assistant]{call}[user]{result}[assistant]ok[user][assistant]"
+
+
+def test_templates_are_not_given_what_clients_made_of_an_answer():
+    call = {"id": "c", "type": "function", "function": FUNCTION}
+    message = template_message(one_message({"role": "assistant", "content": None, "parsed": None, "tool_calls": [call]}, "messages[0]"))
+    plain = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert message == {"role": "assistant", "content": None, "tool_calls": [plain]}
 
 
 async def test_the_text_of_control_tokens_stays_text(world: World):
@@ -119,6 +130,7 @@ async def test_bad_messages_are_refused_by_name(world: World, messages, param):
         ({"functions": [{}]}, "functions"),
         ({"audio": {"voice": "a"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"verbosity": "high"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"store": True}, "store"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -133,7 +145,14 @@ async def test_bad_options_are_refused_by_name(world: World, fields, param):
 
 
 async def test_options_that_ask_for_nothing_are_accepted(world: World):
-    fields = {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "store": False, "parallel_tool_calls": True}
+    fields = {
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "store": False,
+        "verbosity": "medium",
+        "parallel_tool_calls": True,
+    }
     more = {
         "tools": [],
         "reasoning_effort": "none",

@@ -34,6 +34,9 @@ LEAVES: list[dict[str, Any]] = [
     {"type": "string", "format": "date"},
     {"type": "string", "format": "ipv4"},
     {"type": "string", "format": "uuid"},
+    {"type": "string", "format": "ipv6"},
+    {"type": "string", "format": "duration"},
+    {"type": "string", "format": "date-time"},
     {"type": "string", "enum": ["a", 'quote"d', "back\\slash", "ünïcode", "line\nbreak", ""]},
     {"type": "integer"},
     {"type": "integer", "minimum": -3, "maximum": 12},
@@ -65,7 +68,11 @@ REFUSED: list[dict[str, Any]] = [
     {"not": {"type": "string"}},
     {"type": "array", "uniqueItems": True},
     {"type": "array", "contains": {"const": 1}},
+    {"type": "array", "items": {"const": 1}, "minContains": 2},
+    {"type": "array", "unevaluatedItems": False},
+    {"$dynamicRef": "#node", "$defs": {"node": {"$dynamicAnchor": "node"}}},
     {"if": {"type": "string"}, "then": {"minLength": 1}},
+    {"if": {"type": "string"}, "else": {"type": "null"}},
     {"type": "object", "dependentRequired": {"a": ["b"]}},
     {"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}},
     {"type": "object", "propertyNames": {"pattern": "^a"}},
@@ -91,6 +98,7 @@ def wrapped(leaf: dict[str, Any], other: dict[str, Any]) -> Iterator[dict[str, A
     yield {"anyOf": [leaf, closed(inner=other)]}
     yield {"oneOf": [closed(kind={"const": "left"}, value=leaf), closed(kind={"const": "right"}, value=other)]}
     yield {"allOf": [{"properties": {"a": leaf}, "required": ["a"]}, {"properties": {"b": other}, "required": ["b"]}], "type": "object"}
+    yield {"$ref": "#/definitions/old", "definitions": {"old": closed(a={"$ref": "#named"}, b={"$anchor": "named", **leaf})}}
     yield {"$ref": "#/$defs/pair", "$defs": {"leaf": leaf, "pair": closed(a={"$ref": "#/$defs/leaf"}, b={"$ref": "#/$defs/leaf"})}}
     yield closed(list={"type": "array", "prefixItems": [leaf, other], "minItems": 2, "maxItems": 2, "items": False}, tag={"const": "x"})
     yield {"type": "object", "properties": {"t": leaf}, "required": ["t", "more"], "additionalProperties": other, "maxProperties": 2}
@@ -140,7 +148,7 @@ def tokenizer() -> LLTokenizer:
 
 def test_what_is_drawn_validates_or_the_keyword_is_named(tokenizer: LLTokenizer) -> None:
     draw = random.Random(1)
-    checker = jsonschema.FormatChecker(formats=["ipv4", "uuid"])  # of dates only the shape is kept
+    checker = jsonschema.FormatChecker(formats=["ipv4", "ipv6", "uuid"])  # of dates only the shape is kept
     refused = []
     for schema in schemas():
         jsonschema.Draft202012Validator.check_schema(schema)

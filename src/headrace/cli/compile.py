@@ -17,7 +17,7 @@ examples:
   headrace serve ./model.gguf --artifacts ./compiled
 
 Give the flags that the service will have: --max-num-seqs, --max-model-len, --block-size and --max-seq-len-to-capture make the shapes. With
---compile full, steps over prompts are compiled too. The folder holds the packages, the CPU kernels and manifest.json, which says what they
+--compile full, steps of more than 256 tokens are compiled too. The folder holds the packages, the CPU kernels and manifest.json, which says what they
 were made for. Weights stay in the model's own files.
 """
 

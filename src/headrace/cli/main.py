@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 import headrace
-from headrace.cli import batch, bench, chat, compile, generate, models, serve, top
+from headrace.cli import batch, bench, chat, compile, doctor, generate, models, serve, top
 from headrace.errors import HeadraceError, StartError
 
-VERBS = (serve, chat, generate, batch, compile, models, top, bench)
+VERBS = (serve, chat, generate, batch, compile, models, top, bench, doctor)
 
 EPILOG = """\
 examples:
@@ -26,6 +26,7 @@ examples:
   headrace compile -o compiled                      prepare steps for machines without a compiler
   headrace models list                              what is on this machine
   headrace bench serve --request-rate 4             load on a server, measured from outside
+  headrace doctor                                   what keeps this machine, or a server, from its speed
   headrace top                                      what a running server does, and what its time goes into
 
 `headrace VERB --help` explains the flags of a verb.

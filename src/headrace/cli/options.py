@@ -56,6 +56,12 @@ MODEL_OPTIONS = (
         "none: weights are floats of --dtype; default: gguf for a GGUF file on CPU where --dtype is auto, else none",
         metavar="KIND",
     ),
+    _engine(
+        "activation-bits",
+        values.activation_bits,
+        "bits of activations in products with quantised weights on CPU: 16 rounds a hundredth as much in up to twice the time; default: 8",
+        metavar="8|16",
+    ),
     _engine("max-model-len", values.count_or_auto, "most tokens of prompt and answer together; 8k is 8000, 8K is 8192; auto: the model's own limit"),
     _engine("device", values.device, "auto, cpu, cuda or cuda:N", metavar="DEVICE"),
     _engine("threads", values.positive_integer, "compute threads; default: one per physical core"),
@@ -127,7 +133,7 @@ COMPILE_OPTIONS = (
     _engine(
         "compile",
         str,
-        "prepare faster paths in the background while the ready path serves; auto: decode steps, where it pays; full: all steps",
+        "prepare faster paths in the background while the ready path serves; auto: decode steps and short prompts, where it pays; full: all steps",
         choices=("off", "auto", "full"),
         metavar="MODE",
     ),

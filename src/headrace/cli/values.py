@@ -152,6 +152,12 @@ def speculative_config(text: str) -> SpeculativeConfig:
     return SpeculativeConfig.parse(value)
 
 
+def activation_bits(text: str) -> int:
+    if text not in ("8", "16"):
+        raise ValueError("use 8 or 16")
+    return int(text)
+
+
 def quantization(text: str) -> str:
     if text not in ("none", "gguf", "int8", "int4"):
         raise ValueError("use none, gguf, int8 or int4")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from dataclasses import fields, replace
@@ -18,20 +19,12 @@ from typing import Literal, Protocol, TypeVar
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
-from headrace.engine.engine_process import EngineProcess
+from headrace.engine.engine_process import EngineProcess, LaunchedEngine
+from headrace.engine.output_error import error_of
 from headrace.engine.request_stream import RequestStream
-from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Started, Vocabulary, WireError
-from headrace.errors import (
-    ConfigError,
-    ContextLengthExceeded,
-    EngineUnavailable,
-    InvalidRequest,
-    ModelLoadError,
-    QueueFull,
-    RequestError,
-    RequestFailed,
-    StartError,
-)
+from headrace.engine.trace import Trace
+from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Record, Started, StepTrace, Vocabulary, WireError
+from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, QueueFull, RequestError, StartError
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
@@ -62,11 +55,13 @@ class Sink(Protocol):
 class EngineClient:
     """Owns the engine process of one `EngineConfig`.
 
-    `max_restarts` within ten minutes bring a dead engine back; after that the state is "dead" for good.
+    `max_restarts` within ten minutes bring a dead engine back; after that the state is "dead" for good. `launched`: the first engine, where
+    it has been started already.
     """
 
-    def __init__(self, config: EngineConfig, *, max_restarts: int = 5) -> None:
+    def __init__(self, config: EngineConfig, *, max_restarts: int = 5, launched: LaunchedEngine | None = None) -> None:
         self.config = config
+        self._launched = launched
         self.state: State = "starting"
         self.info: EngineInfo | None = None
         self.heartbeat: Heartbeat | None = None  # the latest; None until the engine has started
@@ -77,11 +72,12 @@ class EngineClient:
         self._earlier_compile: CompileStatus | None = None
         self._max_restarts = max_restarts
         self._process: EngineProcess | None = None
-        self._taught: EngineProcess | None = None  # the one that has the vocabulary
+        self._vocabulary: GrammarVocabulary | None = None  # every engine is taught
         self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
         self._tasks: list[asyncio.Task[None]] = []
         self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
         self._query_ids = itertools.count()
+        self._trace: Trace | None = None  # being recorded
         self._idle = asyncio.Event()  # no id is open
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
@@ -143,12 +139,16 @@ class EngineClient:
             self._last_heard = time.monotonic()
             self._idle.clear()
         self._open[request.request_id] = sink
+        if self._trace is not None:
+            self._trace.add_request(request)
 
     def teach(self, vocabulary: GrammarVocabulary) -> None:
-        """What the engine must know before it is given a request with `params.structured`. Each engine is told once."""
-        if self._process is not None and self._taught is not self._process:
+        """What the engine must know before it is given a request with `params.structured`. Each engine is told once, later ones at their start."""
+        if self._vocabulary is not None:
+            return
+        self._vocabulary = vocabulary
+        if self.state == "ready" and self._process is not None:
             self._process.send(Vocabulary(vocabulary))
-            self._taught = self._process
 
     def abort(self, request_id: str, reason: Literal["abort", "stop"] = "abort") -> None:
         """Ends a request whose outputs nobody wants any more; its sink is not called again. Does nothing for one that has ended."""
@@ -173,6 +173,21 @@ class EngineClient:
             return await future
         finally:
             self._queries.pop(query.query_id, None)
+
+    async def trace(self, seconds: float) -> Trace:
+        """Records what happens from now on for so long. Raises `EngineUnavailable`, and `QueueFull` while another trace is recorded."""
+        if self.state != "ready" or self._process is None:
+            raise self.unavailable()
+        now = time.monotonic()
+        if self._trace is not None:
+            raise QueueFull("Another trace is being recorded.", retry_after=math.ceil(max(1.0, self._trace.end - now)))
+        trace = self._trace = Trace(begin=now, end=now + seconds)
+        self._process.send(Record(trace.end))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._trace = None
+        return trace
 
     async def drain(self, timeout: float) -> bool:
         """Takes no more requests and waits for the open ones. False if some are still open after `timeout` seconds."""
@@ -202,7 +217,8 @@ class EngineClient:
 
     async def _launch(self) -> EngineInfo:
         """Spawns a child and waits for `Started`. Kills it on any failure."""
-        process = self._process = await EngineProcess.spawn(self.config)
+        launched, self._launched = self._launched, None
+        process = self._process = await (EngineProcess.spawn(self.config) if launched is None else EngineProcess.adopt(launched))
         try:
             try:
                 message = await process.receive()
@@ -212,6 +228,8 @@ class EngineClient:
                 self.info = message.info
                 self._stats = add_totals(message.stats, self._earlier)
                 self._last_heard = time.monotonic()
+                if self._vocabulary is not None:
+                    process.send(Vocabulary(self._vocabulary))
                 return message.info
             if isinstance(message, Failed):
                 raise _START_ERRORS.get(message.kind, StartError)(message.message)
@@ -290,6 +308,9 @@ class EngineClient:
                     self._stats = add_totals(message.stats, self._earlier)
                     if message.compile is not None:
                         self._compile = add_totals(message.compile, self._earlier_compile)
+                case StepTrace():
+                    if self._trace is not None:
+                        self._trace.add_step(message)
                 case Explained(explanation):
                     query = self._queries.get(explanation.query_id)
                     if query is not None and not query.done():  # else nobody waits for it any more
@@ -301,6 +322,8 @@ class EngineClient:
 
     def _deliver(self, output: TokenOutput, retry_after: int | None) -> None:
         sink = self._open.get(output.request_id)
+        if self._trace is not None:
+            self._trace.add_output(output, self._last_heard)
         if output.finish_reason is not None:
             self._open.pop(output.request_id, None)
             if not self._open:
@@ -333,17 +356,20 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Kills an engine whose step, or whose loop, is stuck; `_supervise` sees the end of the stream and does the rest."""
-        limit = self.config.step_timeout_s
         while True:
+            limit = self.config.step_timeout_s
             await asyncio.sleep(min(1.0, limit / 4))
             if self._process is None or not self._open:
                 continue
-            now = time.monotonic()
-            started = self.heartbeat.step_started if self.heartbeat is not None else None
-            stuck_since = min(self._last_heard, now if started is None else started)
-            if now - stuck_since > limit:
-                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", now - stuck_since, limit)
+            seconds = self._stuck_seconds(time.monotonic())
+            if seconds > limit:
+                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", seconds, limit)
                 await self._process.kill()
+
+    def _stuck_seconds(self, now: float) -> float:
+        """The age of the running step, or of the latest sign of life where that is older."""
+        started = self.heartbeat.step_started if self.heartbeat is not None else None
+        return now - min(self._last_heard, now if started is None else started)
 
     def unavailable(self) -> EngineUnavailable:
         """The error of a request that comes now."""
@@ -363,17 +389,3 @@ def add_totals(stats: Snapshot, earlier: Snapshot | None) -> Snapshot:
         return stats
     totals = [field.name for field in fields(stats) if field.name.endswith("_total")]
     return replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in totals})
-
-
-def error_of(output: TokenOutput, retry_after: int | None) -> RequestError:
-    """The exception that a terminal output with finish_reason "error" stands for."""
-    message = output.error_message or "The engine could not compute this request."
-    match output.error_code:
-        case "queue_full":
-            return QueueFull(message, retry_after=retry_after or 1)
-        case "context_length_exceeded":
-            return ContextLengthExceeded(message, param="prompt")
-        case "invalid_value":
-            return InvalidRequest(message)
-        case code:
-            return RequestFailed(message, code=code)

@@ -23,11 +23,12 @@ from headrace.config import CompileStatus
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.step_tokens import StepTokens
-from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Shutdown
+from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Record, Shutdown, StepTrace, TracedRow
 from headrace.observe.work import WorkLedger
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
 HEARTBEAT_S = 0.25
+REST_S = 5.0  # without work, after which the engine is at rest
 
 logger = logging.getLogger("headrace.engine")
 
@@ -72,14 +73,14 @@ class _StepDone:
     outcome: StepResult | BaseException  # an exception: the step raised it
 
 
-Inbound = Add | Abort | Shutdown | Explain | News | _StepDone
+Inbound = Add | Abort | Shutdown | Explain | Record | News | _StepDone
 
 
 class EngineCore:
     """One scheduler and one runner, turned until `Shutdown` is posted.
 
     `emit` receives what goes to the client; it must not block. `inbox` may be filled before the core exists. `compile_status` is asked for each
-    heartbeat. `clock` gives monotonic seconds.
+    heartbeat. `at_rest` is called once when there has been nothing to do for `REST_S` after some steps. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class EngineCore:
         inbox: queue.SimpleQueue[Inbound] | None = None,
         async_scheduling: bool = True,
         compile_status: Callable[[], CompileStatus] | None = None,
+        at_rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -98,6 +100,7 @@ class EngineCore:
         self._emit = emit
         self._async_scheduling = async_scheduling
         self._compile_status = compile_status
+        self._at_rest = at_rest
         self._clock = clock
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
@@ -112,8 +115,11 @@ class EngineCore:
         self._ledger = WorkLedger(clock())
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
+        self._rested = True  # no step since the engine was at rest
+        self._recorded_until = float("-inf")  # steps that start before are told one by one
+        self._planned_at: dict[int, tuple[float, float]] = {}  # begin and end of planning, by step, of plans not done
 
-    def post(self, message: Add | Abort | Shutdown | Explain | News) -> None:
+    def post(self, message: Add | Abort | Shutdown | Explain | Record | News) -> None:
         """Leaves a message for the loop; from any thread."""
         self._inbox.put(message)
 
@@ -161,14 +167,22 @@ class EngineCore:
             return
 
     def _wait_for_message(self) -> Inbound:
-        """The next message; raises `queue.Empty` where a heartbeat is due before there is one."""
+        """The next message; raises `queue.Empty` where a heartbeat is due before there is one, or the engine has come to rest."""
         idle, since = self._idle(), self._clock()
-        timeout = None if idle else max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
+        if idle:
+            timeout = None if self._rested else REST_S
+        else:
+            timeout = max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
         if self._running is not None:
             return self._inbox.get(timeout=timeout)
         self._ledger.pass_between("host", since)
         try:
             return self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            if idle:
+                self._rested = True
+                self._at_rest()
+            raise
         finally:
             self._ledger.pass_between("idle" if idle else "waiting", self._clock())
 
@@ -190,6 +204,9 @@ class EngineCore:
             case Shutdown():
                 self._stopping = True
                 return
+            case Record(until):
+                self._recorded_until = until
+                return
             case Explain(query):
                 self._emit(Explained(self._scheduler.explain(query, self._clock())))
                 return
@@ -209,12 +226,16 @@ class EngineCore:
             self._ahead = self._plan()
 
     def _plan(self) -> StepPlan | None:
-        plan = self._scheduler.plan(self._clock())
+        begin = self._clock()
+        plan = self._scheduler.plan(begin)
         self._outputs += self._scheduler.take_outputs()
+        if plan is not None:
+            self._planned_at[plan.step_id] = (begin, self._clock())
         return plan
 
     def _start(self, plan: StepPlan) -> None:
         self._running = plan
+        self._rested = False
         self._step_started = self._clock()
         self._ledger.pass_between("host", self._step_started)
         self._plans.put(plan)
@@ -224,6 +245,7 @@ class EngineCore:
         assert plan is not None
         assert started is not None
         self._running = self._step_started = None
+        planned = self._planned_at.pop(plan.step_id)
         now = self._clock()
         seconds = self._ledger.lap(now)
         self._steps_total += 1
@@ -238,6 +260,8 @@ class EngineCore:
             self._start(self._ahead)
             self._ahead = None
         self._outputs += self._scheduler.update(result, now)
+        if started < self._recorded_until:
+            self._emit(self._trace_of(plan, result, planned, started=started, ended=now))
         tokens = self._scheduler.step_tokens
         self._ledger.add_step(
             seconds,
@@ -253,6 +277,13 @@ class EngineCore:
             },
         )
 
+    def _trace_of(self, plan: StepPlan, result: StepResult, planned: tuple[float, float], *, started: float, ended: float) -> StepTrace:
+        rows = tuple(
+            TracedRow(row.request_id, row.start, row.num_tokens, row.num_speculated, row.sample and row.num_tokens == 1 + row.num_speculated)
+            for row in plan.rows
+        )
+        return StepTrace(plan.step_id, *planned, started, ended, self._clock(), result.model_seconds, result.path, result.padded_tokens, rows)
+
     def _fail_step(self, plan: StepPlan, error: BaseException) -> None:
         """Ends the requests of a step that raised, and of the one planned behind it: that counts on tokens and blocks which never came."""
         reason = f"{type(error).__name__}: {error}"
@@ -261,6 +292,7 @@ class EngineCore:
         self._outputs += self._scheduler.fail_step(plan, message)
         if self._ahead is not None:
             self._outputs += self._scheduler.fail_step(self._ahead, message)
+            self._planned_at.pop(self._ahead.step_id)
             self._ahead = None
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:

@@ -95,8 +95,39 @@ class Explained(msgspec.Struct, frozen=True, tag=11, array_like=True):
     explanation: Explanation
 
 
-ToEngine = Configure | Add | Abort | Shutdown | Vocabulary | Explain
-FromEngine = Started | Failed | Outputs | Heartbeat | Explained
+class Record(msgspec.Struct, frozen=True, tag=12, array_like=True):
+    """Asks for a `StepTrace` of every step that starts before `until` (monotonic seconds)."""
+
+    until: float
+
+
+class TracedRow(msgspec.Struct, frozen=True, array_like=True):
+    """See `core.messages.Row`."""
+
+    request_id: str
+    start: int
+    num_tokens: int
+    num_speculated: int
+    is_decode: bool  # one known token, and guesses behind it
+
+
+class StepTrace(msgspec.Struct, frozen=True, tag=13, array_like=True):
+    """A step that has ended well. Times are monotonic seconds."""
+
+    step_id: int
+    plan_begin: float
+    plan_end: float
+    started: float  # handed to the runner
+    ended: float
+    updated: float  # its result was taken in
+    model_seconds: float
+    path: str
+    padded_tokens: int
+    rows: tuple[TracedRow, ...]
+
+
+ToEngine = Configure | Add | Abort | Shutdown | Vocabulary | Explain | Record
+FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace
 Message = ToEngine | FromEngine
 
 _encoder = msgspec.msgpack.Encoder()

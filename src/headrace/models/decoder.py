@@ -68,7 +68,9 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
         # rounded to the model's dtype, as the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self._ropes = rotary_embeddings(config.ropes, device)
+        # Rotations are no weights: a model without memory has them too. To compute on the meta device would load sympy and torch's compiler
+        # (1.5 s, 70 MiB).
+        self._ropes = rotary_embeddings(config.ropes, torch.device("cpu") if device.type == "meta" else device)
 
     @property
     def ropes(self) -> dict[RopeConfig, RotaryEmbedding]:
@@ -94,9 +96,14 @@ class Decoder(nn.Module):
         h_TE = self.embed_tokens(input_ids_T)
         if self._embedding_scale != 1.0:
             h_TE = h_TE * self._embedding_scale
+        return self.final_norm(self._run_layers(h_TE, cos_sin, kv_caches, meta))
+
+    def _run_layers(
+        self, h_TE: Tensor, cos_sin: dict[RopeConfig, tuple[Tensor, Tensor]], kv_caches: list[tuple[Tensor, Tensor]], meta: AttentionMetadata
+    ) -> Tensor:
         for layer, rope, kv_cache in zip(self.layers, self.config.ropes, kv_caches, strict=True):
             h_TE = layer(h_TE, None if rope is None else cos_sin[rope], kv_cache, meta)
-        return self.final_norm(h_TE)
+        return h_TE
 
     def compute_logits(self, hidden_RE: Tensor) -> Tensor:
         """float32 [R, V] for the hidden states of the positions to sample at."""

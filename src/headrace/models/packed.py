@@ -17,10 +17,11 @@ from headrace.kernels.attention import AttentionMetadata, paged_attention
 from headrace.models.decoder import Decoder, DecoderLayer, Embedding
 from headrace.models.gguf import GGUFFile
 from headrace.models.gguf_config import gguf_model_config
+from headrace.models.layer_runs import LayerConstants, LayerRun, find_runs
 from headrace.models.layers import Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
 from headrace.models.packed_sources import BlockSource, PackedSource
-from headrace.models.rope import rotary_embeddings
+from headrace.models.rope import RopeConfig
 from headrace.models.weights import GGUFSource, match_names, wrong_shape
 
 logger = logging.getLogger("headrace.models")
@@ -47,8 +48,7 @@ def fill_packed(model: PackedDecoder, source: PackedSource, names: dict[str, lis
         packed = loader.packed(path, module)
         if packed is not None:
             model.set_submodule(path, packed)
-    for layer in model.layers:
-        layer.choose_calls()
+    model.choose_calls()
 
 
 class PackedNorm(nn.Module):
@@ -106,12 +106,39 @@ class PackedLayer(DecoderLayer):
             _plain(mlp.gate_up, mlp.down) and _only_before(self.mlp_pre_norm, self.mlp_post_norm) and mlp.activation is torch.nn.functional.silu
         )
 
-    def forward(self, h_TE: Tensor, cos_sin: tuple[Tensor, Tensor] | None, kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:
+    @property
+    def constants(self) -> LayerConstants | None:
+        """None where the layer needs more than one call for each half, or its norms differ in eps."""
+        attention, eps = self.attention, self.attention_pre_norm.eps if self._attention_in_one and self._mlp_in_one else None
+        if eps is None or eps != self.mlp_pre_norm.eps:
+            return None
+        return LayerConstants(
+            eps=eps, num_heads=attention.num_heads, inner=self.mlp.down.columns, scale=attention.scale, logit_softcap=attention.logit_softcap
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        attention, mlp = self.attention, self.mlp
+        return (
+            self.attention_pre_norm.weight,
+            attention.qkv.data,
+            attention.output.data,
+            self.mlp_pre_norm.weight,
+            mlp.gate_up.data,
+            mlp.down.data,
+        )
+
+    @property
+    def formats(self) -> tuple[int, ...]:
+        attention, mlp = self.attention, self.mlp
+        return tuple(linear.format for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down))
+
+    @property
+    def window(self) -> int:
+        return self.attention.sliding_window or 0
+
+    def forward(self, h_TE: Tensor, cos_sin: tuple[Tensor, Tensor], kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:
         """Changes h."""
         attention, mlp = self.attention, self.mlp
-        if cos_sin is None:
-            nothing = h_TE.new_empty(h_TE.shape[0], 1, 0)
-            cos_sin = (nothing, nothing)
         if self._attention_in_one:
             norm = self.attention_pre_norm
             cpu.attention_add_(
@@ -144,7 +171,36 @@ class PackedDecoder(Decoder):
         """`dtype`: of the model's parameters, where they are floats; computed is in float32."""
         super().__init__(config, dtype=dtype, device=torch.device("meta"))
         self.dtype, self.device = torch.float32, torch.device("cpu")
-        self._ropes = rotary_embeddings(config.ropes, self.device)
+        self._parts: list[LayerRun | int] = list(range(config.num_layers))  # in order; a number is a layer by itself
+
+    def choose_calls(self) -> None:
+        """Once the weights are there."""
+        for layer in self.layers:
+            layer.choose_calls()
+        self._parts = find_runs(list(self.layers), [layer.constants for layer in self.layers], self.config.ropes)
+
+    def use_16_bit_activations(self) -> None:
+        """From now on, in all products with weights in blocks."""
+        cpu.activations_of_16_bits(self)
+        self.choose_calls()
+
+    def _run_layers(
+        self, h_TE: Tensor, cos_sin: dict[RopeConfig, tuple[Tensor, Tensor]], kv_caches: list[tuple[Tensor, Tensor]], meta: AttentionMetadata
+    ) -> Tensor:
+        """Changes h."""
+        for part in self._parts:
+            rope = self.config.ropes[part if isinstance(part, int) else part.first]
+            turn = _no_rotation(h_TE) if rope is None else cos_sin[rope]
+            if isinstance(part, int):
+                h_TE = self.layers[part](h_TE, turn, kv_caches[part], meta)
+            else:
+                part.add(h_TE, turn, kv_caches, meta)
+        return h_TE
+
+
+def _no_rotation(h_TE: Tensor) -> tuple[Tensor, Tensor]:
+    nothing = h_TE.new_empty(h_TE.shape[0], 1, 0)
+    return nothing, nothing
 
 
 def _plain(*linears: nn.Module) -> bool:

@@ -1,7 +1,8 @@
 """The static shapes that steps are filled up to.
 
 A decode bucket holds steps in which every row computes one token, a mixed bucket any others: prompts, chunks of prompts, and decode rows
-beside them. Bucket shapes grow by factors of two, so that at most half of a step is padding.
+beside them. Decode buckets grow by factors of two, so that at most half of a step is padding; mixed ones by four, for their steps are longer and
+each costs the compiler as much. The kernels pass over padding, so it costs little where a layer is nothing but kernels.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class Bucket:
 
 def decode_buckets(max_num_seqs: int) -> tuple[Bucket, ...]:
     """1, 2, 4, ... rows; the largest holds `max_num_seqs`."""
-    return tuple(Bucket(kind="decode", num_tokens=size, num_rows=size) for size in _sizes(1, max_num_seqs))
+    return tuple(Bucket(kind="decode", num_tokens=size, num_rows=size) for size in _sizes(1, max_num_seqs, factor=2))
 
 
 def mixed_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Bucket, ...]:
-    """Chunks of 64, 128, ... tokens; the largest holds `max_num_batched_tokens`. Each has room for the rows of every running request."""
+    """Chunks of 64, 256, ... tokens; the largest holds `max_num_batched_tokens`. Each has room for the rows of every running request."""
     smallest = min(SMALLEST_MIXED, max_num_batched_tokens)
-    return tuple(Bucket(kind="mixed", num_tokens=size, num_rows=min(size, max_num_seqs)) for size in _sizes(smallest, max_num_batched_tokens))
+    return tuple(
+        Bucket(kind="mixed", num_tokens=size, num_rows=min(size, max_num_seqs)) for size in _sizes(smallest, max_num_batched_tokens, factor=4)
+    )
 
 
 def fitting(buckets: Sequence[Bucket], *, num_tokens: int, num_rows: int) -> Bucket | None:
@@ -48,9 +51,9 @@ def fitting(buckets: Sequence[Bucket], *, num_tokens: int, num_rows: int) -> Buc
     return min(found, key=lambda bucket: bucket.num_tokens, default=None)
 
 
-def _sizes(first: int, last: int) -> list[int]:
-    """Powers of two times `first` below `last`, and `last`."""
+def _sizes(first: int, last: int, *, factor: int) -> list[int]:
+    """Powers of `factor` times `first` below `last`, and `last`."""
     sizes = [first]
     while sizes[-1] < last:
-        sizes.append(min(sizes[-1] * 2, last))
+        sizes.append(min(sizes[-1] * factor, last))
     return sizes

@@ -32,6 +32,7 @@ from headrace.runner.step_module import StepModule, StepShape, example_inputs, m
 
 # What changes the code that comes out. Vector instructions are taken from the processor's flags instead of by compiling probes.
 FLAGS: dict[str, Any] = {
+    "aot_inductor.compile_wrapper_opt_level": "O0",  # it calls operators and computes nothing
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.package_constants_in_so": False,
     "aot_inductor.precompile_headers": False,

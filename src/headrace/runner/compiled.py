@@ -123,7 +123,7 @@ class CompiledSteps:
             return self._general(batch)
         if self.mode != "auto":
             return self._run(loaded[bucket], batch)
-        kind = (bucket, num_rows if bucket.kind == "decode" else 0)
+        kind = (bucket, num_tokens if bucket.kind == "decode" else num_tokens.bit_length())  # steps that may be compared
         takes_compiled = self._trials.takes_compiled(kind)
         begin = time.perf_counter()
         hidden = self._run(loaded[bucket], batch) if takes_compiled else self._run_general(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ class ExecutionPath:
     packed: bool = False  # GGUF weights stay in their blocks
     kernels: bool = False  # weights of any model, computed with by the CPU kernels
     bits: Bits | None = None  # with kernels: the weights are rounded to so many bits
+    wide: bool = False  # activations of 16 bits against weights in blocks
 
 
 def choose_path(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ExecutionPath:
@@ -35,6 +36,10 @@ def choose_path(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
     if kind is None and is_gguf and device.type == "cpu" and config.dtype == "auto":
         kind = "gguf"
     if kind in (None, "none"):
+        if config.activation_bits is not None:
+            raise ConfigError(
+                "--activation-bits is about products with quantised weights, and these are floats; use --quantization, or leave it out."
+            )
         return _float_path(device)
     if kind == "gguf" and not is_gguf:
         raise ConfigError(
@@ -45,12 +50,16 @@ def choose_path(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
     if dtype != torch.float32:
         raise ConfigError(f"--quantization {kind} computes in float32, not in {config.dtype}; leave --dtype at auto.")
     if kind != "gguf":
-        return _rounded_path(kind)
+        return _with_activations(_rounded_path(kind), config)
     kernels = cpu.load()
     if kernels is None:
         logger.warning("There are no CPU kernels: %s. The GGUF weights are dequantised, which takes more memory and time.", cpu.reason())
         return ExecutionPath(name="eager, dequantised GGUF weights (no CPU kernels)")
-    return ExecutionPath(name=f"eager, packed GGUF weights ({kernels.isa})", packed=True)
+    return _with_activations(ExecutionPath(name=f"eager, packed GGUF weights ({kernels.isa})", packed=True), config)
+
+
+def _with_activations(path: ExecutionPath, config: EngineConfig) -> ExecutionPath:
+    return replace(path, name=f"{path.name}, 16-bit activations", wide=True) if config.activation_bits == 16 else path
 
 
 def _rounded_path(kind: str) -> ExecutionPath:

@@ -16,6 +16,7 @@ from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepRes
 from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
+from headrace.models.packed import PackedDecoder
 from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
 from headrace.runner.compiled import CompiledSteps, compiled_by_torch
@@ -72,6 +73,9 @@ class ModelRunner:
             config.model, dtype=self._dtype, device=self._device, packed=self._path.packed, kernels=self._path.kernels, bits=self._path.bits
         )
         torch.set_num_threads(self._threads)
+        if self._path.wide:
+            assert isinstance(self._model, PackedDecoder), "only weights in blocks have such a path"
+            self._model.use_16_bit_activations()
         if config.deterministic:
             make_deterministic(self._model)
         model_config = self._model.config

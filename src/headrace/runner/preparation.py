@@ -34,6 +34,7 @@ from headrace.runner.step_module import StepModule, StepShape
 
 logger = logging.getLogger("headrace.compile")
 
+AUTO_MOST_TOKENS = 256  # steps of more tokens are arithmetic: there is little between the kernels to save
 AUTO_DELAY_S = 10.0  # a service that ends before this never compiles, and the first requests have the machine for themselves
 
 
@@ -60,9 +61,9 @@ def step_shape(config: EngineConfig, max_model_len: int, caches: KVCaches) -> St
 
 
 def planned_buckets(config: EngineConfig, *, all_steps: bool) -> tuple[Bucket, ...]:
-    """Decode steps, the small ones first; and with `all_steps` prompts too."""
-    decode = decode_buckets(config.max_num_seqs)
-    return (*decode, *mixed_buckets(config.max_num_seqs, config.max_num_batched_tokens)) if all_steps else decode
+    """Decode steps, the small ones first, then chunks of prompts: short ones, or with `all_steps` all."""
+    mixed = mixed_buckets(config.max_num_seqs, config.max_num_batched_tokens)
+    return (*decode_buckets(config.max_num_seqs), *(bucket for bucket in mixed if all_steps or bucket.num_tokens <= AUTO_MOST_TOKENS))
 
 
 class Preparation:

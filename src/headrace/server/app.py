@@ -20,6 +20,7 @@ from headrace.server import (
     routes_operations,
     routes_status,
     routes_tokenize,
+    routes_trace,
 )
 from headrace.server.auth import ApiKeys
 from headrace.server.batch_service import ENDPOINTS, AnswerBody, BatchService
@@ -45,6 +46,7 @@ FAMILIES = (
     routes_cache,
     routes_operations,
     routes_status,
+    routes_trace,
 )
 
 

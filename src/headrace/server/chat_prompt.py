@@ -31,9 +31,14 @@ def one_message(value: Any, name: str) -> Message:
     return message
 
 
+# Parts of an answer that come back with it and that no template is given.
+NOT_FOR_TEMPLATES: dict[str, Any] = dict.fromkeys(("content", "refusal", "audio", "function_call", "annotations", "parsed"), True)
+NOT_FOR_TEMPLATES["tool_calls"] = {"__all__": {"function": {"parsed_arguments"}}}
+
+
 def template_message(message: Message) -> dict[str, Any]:
     """The message as templates take it: content is a text or null."""
-    fields = message.model_dump(exclude_none=True, exclude={"content", "refusal", "audio", "function_call", "annotations"})
+    fields = message.model_dump(exclude_none=True, exclude=NOT_FOR_TEMPLATES)
     text = message.content
     fields["content"] = text if text is None or isinstance(text, str) else "".join(part.text for part in text)
     return fields

@@ -17,7 +17,7 @@ from headrace.text.reasoning import ReasoningCounter, ReasoningFormat, Reasoning
 MAX_BUDGET = 65_536  # tokens that a grammar counts
 
 # For models whose template has no word for the effort: most tokens of reasoning.
-EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": None, "xhigh": None}
+EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class ReasoningOptions:
 
     include: bool = True  # false: it is counted, but not returned
     budget: int | None = None  # most tokens of it; then its end is forced
-    effort: str | None = None  # none: the template is told that none is wanted; minimal, low, medium, high, xhigh
+    effort: str | None = None  # none: the template is told that none is wanted; minimal, low, medium, high, xhigh, max
 
 
 class TurnReasoning:

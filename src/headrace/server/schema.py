@@ -21,6 +21,7 @@ SmallInt = Annotated[int, Field(ge=-INT32 - 1, le=INT32)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=1024)]  # searched for at each token
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning
 
 
 class Body(BaseModel):
@@ -66,15 +67,25 @@ class SamplingBody(Body):
     session_id: Name | None = None
 
 
+class PromptCacheOptions(BaseModel):
+    """When a client wants its prompt cached. Every prefix is cached here, so it changes nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+
+
 class HarmlessFields(BaseModel):
     """Fields of OpenAI's API that change no answer."""
 
     user: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
 
 class GenerationBody(SamplingBody, StructuredFields, HarmlessFields):
@@ -133,6 +144,7 @@ class FunctionCall(BaseModel):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None  # what the official clients make of the arguments, and send back with the call
 
 
 class ToolCall(BaseModel):
@@ -160,6 +172,7 @@ class Message(BaseModel):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    parsed: Any = None  # what the official clients make of the content
 
 
 class ChatOptions(Body):
@@ -173,7 +186,7 @@ class ChatOptions(Body):
     add_special_tokens: bool | None = None  # only false with messages: the template writes what there is to be
     tools: Any = None  # checked by chat_tools.tool_list
     tool_choice: Any = None  # checked by chat_tools.tool_choice
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
 
 
 class ChatBody(ChatOptions, GenerationBody):

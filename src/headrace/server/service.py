@@ -15,6 +15,7 @@ from headrace.core.explain import Explanation
 from headrace.core.messages import SchedulerStats
 from headrace.engine.embedding import Embedding, EmbeddingRequest
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.trace import Trace
 from headrace.engine.wire import Heartbeat
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
@@ -53,6 +54,8 @@ class EngineState(Protocol):
     def compile(self) -> CompileStatus | None: ...
 
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation: ...
+
+    async def trace(self, seconds: float) -> Trace: ...
 
 
 class TokenGenerator(Protocol):

@@ -31,6 +31,10 @@ def _none(value: Any, body: dict[str, Any]) -> bool:
     return bool(value == "none")
 
 
+def _medium(value: Any, body: dict[str, Any]) -> bool:
+    return bool(value == "medium")
+
+
 def _not_stored(value: Any, body: dict[str, Any]) -> bool:
     return value is False
 
@@ -44,7 +48,8 @@ UNSUPPORTED: dict[str, Rule] = {
     "web_search_options": (never, "web_search_options is not supported; this server does not search the web."),
     "functions": (never, OLD_TOOLS),
     "function_call": (_none, OLD_TOOLS),
-    "verbosity": (never, "verbosity is not supported; ask for the length in the prompt."),
+    "verbosity": (_medium, "verbosity may only be medium; ask for the length in the prompt."),
+    "moderation": (never, "moderation is not supported; leave it out."),
     "store": (_not_stored, "store must be false: this server keeps no answers."),
     "use_beam_search": (_not_stored, "use_beam_search is not supported; use temperature 0 for the likeliest text."),
     "logits_processors": (never, "logits_processors is not supported; use logit_bias or allowed_token_ids."),

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llguidance import regex_to_lark
 
@@ -19,7 +18,6 @@ from headrace.text.tools import FunctionTool
 
 FORM_RULE = "form"
 MAX_CALLS = 32  # in one answer that a grammar holds
-_CLOSED_SCHEMA = frozenset({"type", "properties", "required", "title", "description", "$schema", "$defs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,16 +172,8 @@ class _Writer:
 
     def _call(self, before: str, index: int, tool: FunctionTool, format: ToolFormat) -> str:
         try:
-            arguments = json_rule(_arguments_schema(tool))
+            arguments = json_rule({"type": "object", "properties": {}, **tool.parameters})
         except ValueError as error:
             raise SchemaError(index, str(error)) from None
         name = self.rule(arguments_rule(index), arguments)
         return f"{self.literal(before.replace('{name}', tool.name))} {name} {self.literal(format.after)}"
-
-
-def _arguments_schema(tool: FunctionTool) -> dict[str, Any]:
-    """An object with the named properties only, unless the schema says something about others: free ones are what small models never end."""
-    schema = {"type": "object", **tool.parameters}
-    if schema.keys() <= _CLOSED_SCHEMA:
-        schema["additionalProperties"] = False
-    return schema

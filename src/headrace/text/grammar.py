@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import StructuredOutputs
 from headrace.text.grammar_bounds import MAX_SOURCE_BYTES, check_regex, check_schema
+from headrace.text.held_schema import held_schema
 
 # The model spells forced text as it likes: the library would choose the tokens, and has only our word for how texts become tokens.
 OPTIONS = '\n%llguidance {"no_forcing": true}\n'
@@ -88,7 +89,7 @@ def _from_gbnf(source: str) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A schema as a part of a Lark grammar (`%json {...}`), with the white space of all JSON answers.
+    """A schema as a part of a Lark grammar (`%json {...}`), with the white space of all JSON answers, and without free properties.
 
     Raises ValueError for what is no schema and for what goes beyond the bounds.
     """
@@ -99,7 +100,7 @@ def json_rule(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise ValueError("a schema must be a JSON object")
     check_schema(schema)
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+    return "%json " + json.dumps({**held_schema(schema), "x-guidance": JSON_OPTIONS})
 
 
 def refusal(structured: StructuredOutputs, reason: str) -> InvalidRequest:

@@ -55,6 +55,22 @@ def test_a_few_large_channels_cost_nothing(isa):
 
 
 @pytest.mark.parametrize("type_number", BLOCKS, ids=BLOCKS.values())
+def test_activations_of_16_bits(isa, type_number):
+    rows, columns = 40, 768
+    raw = random_blocks(type_number, rows, columns)
+    layer = PackedLinear(pack(type_number, raw, rows, columns), torch.randn(rows))
+    x = torch.randn(30, columns, generator=torch.Generator().manual_seed(1))
+    x[::3, [5, 300, 301]] *= 40.0
+    full = x.double() @ dequantized(type_number, raw, rows, columns).double().T + layer.bias.double()
+    eight = layer(x)
+    cpu.activations_of_16_bits(layer)
+    sixteen = layer(x)
+    assert (sixteen.double() - full).norm() < 0.02 * (eight.double() - full).norm()
+    assert torch.equal(layer(x[4:5]), sixteen[4:5])
+    assert torch.equal(layer(x[7:19]), sixteen[7:19])
+
+
+@pytest.mark.parametrize("type_number", BLOCKS, ids=BLOCKS.values())
 def test_every_instruction_set_gives_the_same_bits(all_built, type_number):
     """Those that have fused multiply-adds. Any row may come from a machine of another kind: prefixes are shared."""
     rows, columns = 48, 768

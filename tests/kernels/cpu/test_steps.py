@@ -162,6 +162,32 @@ def test_the_feed_forward_half_leaves_padding_alone(isa):
         cpu.mlp_add_(got, norm, 1e-5, gate_up, down, torch.tensor([0, 9], dtype=torch.int32))
 
 
+def test_layers_in_one_call_equal_their_halves_bit_by_bit(isa):
+    hidden, heads, kv_heads, size, inner, layers = 96, 6, 2, 16, 64, 3
+    batch = Batch([(1, 30), (4, 9)], kv_heads=kv_heads, group=heads // kv_heads, head_dim=size)
+    meta, cos_sin, windows = batch.meta(), (torch.randn(5, 1, size), torch.randn(5, 1, size)), [0, 4, 0]
+    shapes = (((heads + 2 * kv_heads) * size, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner))
+    linears = [[packed_linear(format, *shape, seed) for format, shape in zip((3, 8, 0, 3), shapes, strict=True)] for seed in range(layers)]
+    norms = [torch.randn(2, hidden) for _ in range(layers)]
+    caches = [[torch.randn_like(batch.k_cache) for _ in range(2)] for _ in range(layers)]
+    want, got = torch.randn(5, hidden).repeat(2, 1, 1)
+    copies = [[cache.clone() for cache in pair] for pair in caches]
+    for (qkv, output, gate_up, down), norm, pair, window in zip(linears, norms, caches, windows, strict=True):
+        cpu.attention_add_(want, norm[0], 1e-5, qkv, output, heads, cos_sin, pair, meta, scale=0.25, sliding_window=window, logit_softcap=9.0)
+        cpu.mlp_add_(want, norm[1], 1e-5, gate_up, down)
+    weights = [
+        tensor
+        for (qkv, output, gate_up, down), norm in zip(linears, norms, strict=True)
+        for tensor in (norm[0], qkv.data, output.data, norm[1], gate_up.data, down.data)
+    ]
+    formats, flat = [linear.type_number for layer in linears for linear in layer], [cache for pair in copies for cache in pair]
+    cpu.layers_add_(got, weights, formats, 1e-5, heads, inner, cos_sin, flat, meta, scale=0.25, windows=windows, logit_softcap=9.0)
+    assert torch.equal(got, want)
+    assert all(torch.equal(cache, other) for pair, copy in zip(caches, copies, strict=True) for cache, other in zip(pair, copy, strict=True))
+    with pytest.raises(RuntimeError, match="3 layers have 6 weights, 4 formats and 2 caches each, not 18, 12 and 5"):
+        cpu.layers_add_(got, weights, formats, 1e-5, heads, inner, cos_sin, flat[:5], meta, scale=0.25, windows=windows)
+
+
 def test_compiled_graphs_have_no_break_and_the_same_result(kernels):
     hidden = 64
     linear, down, norm = packed_linear(3, 2 * hidden, hidden), packed_linear(3, hidden, hidden), torch.randn(hidden)
@@ -199,6 +225,21 @@ def test_operators_keep_their_promises(kernels):
         OPS.linear: (x, weight.data, 3, 32, None),
         OPS.attention_add_: (torch.randn(1, 64), norm, 1e-5, square.data, 3, narrow.data, 3, 2, turn, turn, *caches, *places, 0.3, 0, 0.0),
         OPS.mlp_add_: (x.clone(), norm, 1e-5, wide.data, 3, square.data, 3, 64, meta.query_start_R1),
+        OPS.layers_add_: (
+            torch.randn(1, 64),
+            [norm, square.data, narrow.data, norm, wide.data, square.data],
+            [3, 3, 3, 3],
+            1e-5,
+            2,
+            64,
+            turn,
+            turn,
+            caches,
+            *places,
+            0.3,
+            [0],
+            0.0,
+        ),
         OPS.embedding: (torch.tensor([1, 2]), weight.data, 3, 32, 64),
         OPS.rms_norm: (x, norm, 1e-5),
         OPS.pack_: (weight.data.clone(), random_blocks(3, 32, 64), 3, 32, 64),

@@ -26,7 +26,9 @@ __all__ = [
     "PackedEmbedding",
     "PackedLinear",
     "PackedWeight",
+    "activations_of_16_bits",
     "attention_add_",
+    "layers_add_",
     "load",
     "mlp_add_",
     "pack",
@@ -38,6 +40,7 @@ __all__ = [
     "use_libraries",
 ]
 
+_TWICE = 1 << 8  # added to a format: kTwice in csrc/ops.h
 HEAD_STEP = 16  # sizes of a head that `paged_attention` takes are multiples of it
 
 
@@ -46,16 +49,19 @@ class PackedLinear(nn.Module):
 
     Against a weight in blocks x is rounded to 8 bits in blocks of 32, 16 bits where a value stands out; against one in floating point it is
     taken as float32.
+
+    `format`: the number of the weight's format for the operators, which `activations_of_16_bits` changes.
     """
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("data", weight.data)
         self.register_buffer("bias", bias)
+        self.format = weight.type_number
         self.type_number, self.rows, self.columns = weight.type_number, weight.rows, weight.columns
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.type_number, self.rows, self.bias)
+        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.format, self.rows, self.bias)
 
 
 class PackedEmbedding(nn.Module):
@@ -64,13 +70,24 @@ class PackedEmbedding(nn.Module):
     def __init__(self, weight: PackedWeight) -> None:
         super().__init__()
         self.register_buffer("data", weight.data)
+        self.format = weight.type_number
         self.type_number, self.rows, self.columns = weight.type_number, weight.rows, weight.columns
 
     def forward(self, ids_T: Tensor) -> Tensor:
         return torch.ops.headrace_cpu.embedding.default(ids_T, self.data, self.type_number, self.rows, self.columns)
 
     def linear(self, x: Tensor) -> Tensor:
-        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.type_number, self.rows, None)
+        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.format, self.rows, None)
+
+
+def activations_of_16_bits(model: nn.Module) -> None:
+    """From now on products with the weights in blocks of `model` take activations as 16 bits: twice the work, and a hundredth of the rounding.
+
+    Who has noted a module's `format` must ask for it again.
+    """
+    for module in model.modules():
+        if isinstance(module, PackedLinear | PackedEmbedding) and FORMATS[module.type_number] not in ("F32", "F16", "BF16"):
+            module.format = module.type_number + _TWICE
 
 
 def paged_attention(
@@ -135,9 +152,9 @@ def attention_add_(
         norm_weight,
         eps,
         qkv.data,
-        qkv.type_number,
+        qkv.format,
         output.data,
-        output.type_number,
+        output.format,
         num_heads,
         *cos_sin,
         *kv_cache,
@@ -159,5 +176,44 @@ def mlp_add_(
     query_start: where the step may be filled up; its tokens past the last row are left as they are.
     """
     torch.ops.headrace_cpu.mlp_add_.default(
-        residual_TE, norm_weight, eps, gate_up.data, gate_up.type_number, down.data, down.type_number, down.columns, query_start_R1
+        residual_TE, norm_weight, eps, gate_up.data, gate_up.format, down.data, down.format, down.columns, query_start_R1
+    )
+
+
+def layers_add_(
+    residual_TE: Tensor,
+    weights: list[Tensor],
+    formats: list[int],
+    eps: float,
+    num_heads: int,
+    inner: int,
+    cos_sin: tuple[Tensor, Tensor],
+    caches: list[Tensor],
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    windows: list[int],
+    logit_softcap: float | None = None,
+) -> None:
+    """Layers one after the other, each as `attention_add_` and then `mlp_add_` would, in one call.
+
+    Of each layer weights: norm, qkv and output, norm, gate_up and down; formats: those of the four matrices; caches: keys and values; windows:
+    its sliding window, 0 for none. inner: the size between gate_up and down.
+    """
+    torch.ops.headrace_cpu.layers_add_.default(
+        residual_TE,
+        weights,
+        formats,
+        eps,
+        num_heads,
+        inner,
+        *cos_sin,
+        caches,
+        meta.slot_mapping_T,
+        meta.query_start_R1,
+        meta.context_len_R,
+        meta.block_table_RB,
+        scale,
+        windows,
+        logit_softcap or 0.0,
     )

@@ -115,7 +115,7 @@ def _command(name: str, compiler: str) -> tuple[list[str], list[Path]]:
     headers = sorted(SOURCES.glob("*.h"))
     if name == "ops":
         root = Path(torch.__file__).parent
-        sources = [SOURCES / file for file in ("ops.cpp", "pack_ops.cpp", "linear_ops.cpp", "attention_ops.cpp", "thread_pool.cpp")]
+        sources = [SOURCES / file for file in ("ops.cpp", "pack_ops.cpp", "linear_ops.cpp", "attention_ops.cpp", "layer_ops.cpp", "thread_pool.cpp")]
         flags = ["-std=c++20", "-O2", "-pthread", f"-DTORCH_TARGET_VERSION={_STABLE_INTERFACE:#x}", "-isystem", str(root / "include")]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu"]
     else:

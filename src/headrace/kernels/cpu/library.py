@@ -131,5 +131,5 @@ def _register_shapes() -> None:
 
     for function in (linear, embedding, rms_norm, paged_attention, rope_write_kv):
         torch.library.register_fake(f"headrace_cpu::{function.__name__}", function)
-    for name in ("pack_", "mlp_add_", "attention_add_"):
+    for name in ("pack_", "mlp_add_", "attention_add_", "layers_add_"):
         torch.library.register_fake(f"headrace_cpu::{name}", nothing)

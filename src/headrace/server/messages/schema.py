@@ -37,7 +37,7 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
-    effort: Literal["low", "medium", "high", "xhigh"] | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
@@ -51,6 +51,9 @@ class ConversationBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    # whose request it is; no answer changes
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
 
 
 class MessageBody(ConversationBody, SamplingBody):

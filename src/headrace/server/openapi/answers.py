@@ -167,6 +167,7 @@ SCHEMAS: dict[str, Schema] = {
     "Model": _MODEL,
     "Models": record(object=one_of("list"), data=array(ref("Model"))),
     "State": record(status=one_of("starting", "ready", "draining", "restarting", "dead")),
+    "Trace": record(displayTimeUnit=one_of("ms"), otherData=ANY_OBJECT, traceEvents=array(record(name=TEXT, ph=TEXT, pid=COUNT, tid=COUNT))),
     "Status": record(
         object=one_of("status"),
         version=TEXT,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.server.schema import Body, HarmlessFields, Name, SamplingBody, Word
+from headrace.server.schema import Body, Effort, HarmlessFields, Name, SamplingBody, Word
 from headrace.server.unsupported import Rule, never
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -31,7 +31,7 @@ class ResponseStreamOptions(Strict):
 
 
 class Reasoning(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     # the reasoning itself is returned, which is more than a summary of it
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
@@ -40,11 +40,6 @@ class Reasoning(Strict):
 class TextConfig(Strict):
     format: dict[str, Any] | None = None
     verbosity: Literal["medium"] | None = None  # the default; others are refused
-
-
-class PromptCacheOptions(Strict):
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
 
 
 class InputBody(Body):
@@ -80,7 +75,6 @@ class ResponseBody(InputBody, SamplingBody, HarmlessFields):
     include: list[Include] | None = None
     top_logprobs: int | None = None
     max_tool_calls: int | None = None  # of tools that the server would run; it has none
-    prompt_cache_options: PromptCacheOptions | None = None
 
 
 UNSUPPORTED: dict[str, Rule] = {
@@ -89,6 +83,7 @@ UNSUPPORTED: dict[str, Rule] = {
     "context_management": (never, 'context_management is not supported; truncation "auto" drops the oldest items.'),
     "moderation": (never, "moderation is not supported; leave it out."),
     "image": (never, "image is not supported: this model takes text only."),
+    "personality": (never, "personality is not supported; describe it in instructions."),
     "access_programs": (never, "access_programs is not supported; leave it out."),
     "background_options": (never, "background_options is not supported; leave it out."),
 }
@@ -103,6 +98,7 @@ class TextPart(Strict):
     # of an answer that comes back; templates have no place for them
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None  # what the official clients make of the text
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -128,6 +124,7 @@ class FunctionCallItem(Item):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None  # what the official clients make of the arguments
 
 
 class FunctionCallOutputItem(Item):

@@ -59,8 +59,8 @@ struct Attention {
 
 struct KernelTable {
   const char* name;
-  // floats [M, K] -> int8 [M, K], info [M, K / 32]
-  void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info);
+  // floats [M, K] -> int8 [M, K], info [M, K / 32]; rest, where it is not null: [M, K], what rounding took off. x may be rest.
+  void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info, float* rest);
   // For weights in floating point: the next tile of `rows` activation rows [rows, K], of which there are ceil(rows / float_columns), into the
   // order that `linear` reads. Called with the rows that one call of `linear` takes; a single row stays as it is.
   void (*arrange)(const float* x, int64_t rows, int64_t k, int64_t tile, float* out);

@@ -28,40 +28,53 @@ const float* arranged(const float* x, int64_t m, int64_t k, int64_t chunk, Scrat
 }  // namespace
 
 Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t columns) {
+  const bool twice = format >= kTwice;
+  if (twice) format -= kTwice;
   const FormatSize size = format_size(format);
   check_dense(packed, "packed");
   STD_TORCH_CHECK(format != kQ3_K, "headrace_cpu: weights of Q3_K are packed as Q6_K");
   STD_TORCH_CHECK(columns % size.values == 0, "headrace_cpu: ", columns, " columns are no whole number of blocks of ", size.values);
   STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == (rows + 15) / 16 * (columns / size.values) * size.group_bytes,
                   "headrace_cpu: packed does not hold a weight [", rows, ", ", columns, "] in format ", format);
-  return {static_cast<const uint8_t*>(packed.const_data_ptr()), format, rows, columns};
+  return {static_cast<const uint8_t*>(packed.const_data_ptr()), format, rows, columns, twice};
 }
 
 // out[M, rows] (+)= x[M, columns] @ weight^T, all float32
 void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out) {
   if (m == 0) return;
-  static thread_local Scratch q_scratch, info_scratch, arranged_scratch;
+  static thread_local Scratch q_scratch, info_scratch, rest_scratch, arranged_scratch;
   const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
   const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
   int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
   BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
-  if (!floats) {
-    parallel_items(m, 16384 / k + 1,
-                   [&](int64_t first, int64_t last) { kernels().quantize(x + first * k, last - first, k, q + first * k, info + first * blocks); });
-  }
+  float* rest = !floats && weight.twice ? rest_scratch.get<float>(m * k) : nullptr;
+  const auto quantize = [&](const float* from) {
+    parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
+      kernels().quantize(from + first * k, last - first, k, q + first * k, info + first * blocks, rest ? rest + first * k : nullptr);
+    });
+  };
+  if (!floats) quantize(x);
   const int64_t chunk = rows_a_chunk(m, floats ? kernels().float_columns : 8), chunks = (m + chunk - 1) / chunk;
   const float* rows = floats ? arranged(x, m, k, chunk, arranged_scratch) : nullptr;
-  const Linear args{weight.data, weight.format, weight.rows, k, rows, q, info, bias, out, weight.rows, accumulate};
+  Linear args{weight.data, weight.format, weight.rows, k, rows, q, info, bias, out, weight.rows, accumulate};
   const int64_t pieces = torch::stable::get_num_threads() * 8;
   const int64_t groups_a_piece = groups / pieces > 2 ? groups / pieces / 2 * 2 : 2;  // even: tiles over two groups are the fastest
   const int64_t pieces_a_chunk = (groups + groups_a_piece - 1) / groups_a_piece;
-  parallel_items(chunks * pieces_a_chunk, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t row = i / pieces_a_chunk * chunk, group = i % pieces_a_chunk * groups_a_piece;
-      kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row,
-                       row + chunk < m ? row + chunk : m);
-    }
-  });
+  const auto compute = [&] {
+    parallel_items(chunks * pieces_a_chunk, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t row = i / pieces_a_chunk * chunk, group = i % pieces_a_chunk * groups_a_piece;
+        kernels().linear(args, group, group + groups_a_piece < groups ? group + groups_a_piece : groups, row, row + chunk < m ? row + chunk : m);
+      }
+    });
+  };
+  compute();
+  if (rest) {
+    quantize(rest);
+    args.bias = nullptr;
+    args.accumulate = true;
+    compute();
+  }
 }
 
 int64_t last_size(const Tensor& t) {

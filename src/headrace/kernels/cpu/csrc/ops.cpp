@@ -27,6 +27,10 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
       "num_heads, "
       "Tensor cos, Tensor sin, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor slots, Tensor query_start, Tensor context_len, Tensor block_table, "
       "float scale, int window, float softcap) -> ()");
+  m.def(
+      "layers_add_(Tensor(a!) residual, Tensor[] weights, int[] formats, float eps, int num_heads, int inner, Tensor cos, Tensor sin, "
+      "Tensor(b!)[] caches, Tensor slots, Tensor query_start, Tensor context_len, Tensor block_table, float scale, int[] windows, float softcap) "
+      "-> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CompositeExplicitAutograd, m) { m.impl("use_kernels", TORCH_BOX(&headrace::use_kernels)); }
@@ -40,4 +44,5 @@ STABLE_TORCH_LIBRARY_IMPL(headrace_cpu, CPU, m) {
   m.impl("paged_attention", TORCH_BOX(&headrace::paged_attention));
   m.impl("rope_write_kv", TORCH_BOX(&headrace::rope_write_kv));
   m.impl("attention_add_", TORCH_BOX(&headrace::attention_add_));
+  m.impl("layers_add_", TORCH_BOX(&headrace::layers_add_));
 }

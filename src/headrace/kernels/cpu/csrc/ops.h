@@ -1,13 +1,18 @@
 // The operators, by file, and the pieces that one lends another.
 #pragma once
 
+#include <vector>
+
 #include "runtime.h"
 
 namespace headrace {
 
+constexpr int64_t kTwice = 1 << 8;  // added to a format: what rounding takes off activations is multiplied too, so that they count with 16 bits
+
 struct Weight {  // checked
   const uint8_t* data;
   int64_t format, rows, columns;
+  bool twice;
 };
 
 struct FormatSize {
@@ -28,6 +33,12 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t row
 void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
               int64_t down_format, int64_t inner, const std::optional<Tensor>& query_start);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+
+// layer_ops.cpp
+void layers_add_(const Tensor& residual, const std::vector<Tensor>& weights, const std::vector<int64_t>& formats, double eps, int64_t num_heads,
+                 int64_t inner, const Tensor& cos, const Tensor& sin, const std::vector<Tensor>& caches, const Tensor& slots,
+                 const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale,
+                 const std::vector<int64_t>& windows, double softcap);
 
 // attention_ops.cpp
 void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t rows, int64_t tokens, int64_t most_context);

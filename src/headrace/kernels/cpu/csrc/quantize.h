@@ -48,7 +48,7 @@ inline int32_t maximum_of_8(__m256i x) {
 
 inline float float_of(int32_t bits) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits))); }
 
-inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
+inline headrace::BlockInfo quantize_block(const float* x, int8_t* q, float* rest) {
   __m256 v[4];
   __m256i m[4];  // magnitudes compare as integers, where NaN is larger than all
   for (int i = 0; i < 4; ++i) {
@@ -69,6 +69,7 @@ inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
     upper[i] = _mm256_srai_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(128)), 8);
     lower[i] = _mm256_max_epi32(_mm256_sub_epi32(n, _mm256_slli_epi32(upper[i], 8)), _mm256_set1_epi32(-127));
     whole[i] = _mm256_add_epi32(_mm256_slli_epi32(upper[i], 8), lower[i]);
+    if (rest) _mm256_storeu_ps(rest + 8 * i, _mm256_fnmadd_ps(_mm256_cvtepi32_ps(whole[i]), _mm256_set1_ps(scale), v[i]));
   }
   int8_t uppers[32];
   store_32(upper, uppers);
@@ -87,7 +88,7 @@ inline uint32_t bits_of(float x) {
   return bits & 0x7fffffff;
 }
 
-inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
+inline headrace::BlockInfo quantize_block(const float* x, int8_t* q, float* rest) {
   float quads[8], largest = -1.0f, second = 0.0f;
   int32_t wide = 0;
   for (int j = 0; j < 8; ++j) {
@@ -108,6 +109,7 @@ inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
     q[i] = (int8_t)lower;
     if (i / 4 == wide) uppers[i % 4] = (int8_t)upper;
     info.half_sums[i / 16] += 256 * upper + lower;
+    if (rest) rest[i] = x[i] - (float)(256 * upper + lower) * scale;
   }
   memcpy(&info.upper, uppers, 4);
   info.sum = info.half_sums[0] + info.half_sums[1];
@@ -117,8 +119,9 @@ inline headrace::BlockInfo quantize_block(const float* x, int8_t* q) {
 
 #endif
 
-void quantize(const float* x, int64_t m, int64_t k, int8_t* q, headrace::BlockInfo* info) {
-  for (int64_t block = 0; block < m * (k / headrace::kBlock); ++block) info[block] = quantize_block(x + 32 * block, q + 32 * block);
+void quantize(const float* x, int64_t m, int64_t k, int8_t* q, headrace::BlockInfo* info, float* rest) {
+  for (int64_t block = 0; block < m * (k / headrace::kBlock); ++block)
+    info[block] = quantize_block(x + 32 * block, q + 32 * block, rest ? rest + 32 * block : nullptr);
 }
 
 }  // namespace

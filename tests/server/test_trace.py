@@ -1,0 +1,105 @@
+"""POST /debug/trace: what is refused, the picture, and the way to a real engine and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.core.messages import AddRequest, TokenOutput
+from headrace.engine.trace import Trace
+from headrace.engine.wire import StepTrace, TracedRow
+from headrace.errors import QueueFull
+from headrace.sampling_params import SamplingParams
+from headrace.server.perfetto import trace_object
+from tests.engine.fake_engine import engine, fake_config
+from tests.server.fakes import World, refused
+
+PATH = "/debug/trace"
+
+
+def step(step_id: int, started: float, *rows: TracedRow) -> StepTrace:
+    return StepTrace(step_id, started - 0.002, started - 0.001, started, started + 0.01, started + 0.011, 0.008, "decode-4", 2, rows)
+
+
+def recorded() -> Trace:
+    trace = Trace(begin=10.0, end=15.0)
+    trace.add_request(AddRequest(request_id="a", prompt_token_ids=(1,), params=SamplingParams(), arrival=10.1))
+    trace.add_step(step(1, 10.5, TracedRow("a", 0, 7, 0, False), TracedRow("b", 30, 3, 2, True)))
+    trace.add_step(step(2, 10.6, TracedRow("a", 7, 1, 0, True)))
+    trace.add_output(TokenOutput(request_id="a", token_ids=(5,)), 10.52)
+    trace.add_output(TokenOutput(request_id="a", token_ids=(6,), finish_reason="length"), 10.62)
+    return trace
+
+
+def test_the_picture():
+    value = trace_object(recorded(), model="tiny")
+    assert value["otherData"] == {"model": "tiny", "seconds": 5.0, "complete": True}
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in value["traceEvents"] if event["name"] == "thread_name"}
+    slices = [(names[event["pid"], event["tid"]], event["name"], event["ts"], event["dur"]) for event in value["traceEvents"] if event["ph"] == "X"]
+    assert ("a", "queued", 100_000.0, 400_000.0) in slices
+    assert ("a", "prefill 7", 500_000.0, 10_000.0) in slices
+    assert ("a", "decode", 600_000.0, 10_000.0) in slices
+    assert ("b", "decode", 500_000.0, 10_000.0) in slices
+    assert ("Runner: steps", "step 1: 2 rows, 10 tokens", 500_000.0, 10_000.0) in slices
+    assert ("Loop: plan, update", "plan 2", 598_000.0, 1_000.0) in slices
+    assert ("Loop: plan, update", "update 2", 610_000.0, 1_000.0) in slices
+    (args,) = [event["args"] for event in value["traceEvents"] if event["name"].startswith("step 1")]
+    assert args == {"rows": 2, "decode rows": 1, "tokens": 10, "path": "decode-4", "padding": 2, "model ms": 8.0}
+    assert [event["name"] for event in value["traceEvents"] if event["ph"] == "i"] == ["1 tokens", "end: length"]
+
+
+def test_a_request_that_never_ran_waits_to_the_end():
+    trace = Trace(begin=10.0, end=15.0)
+    trace.add_request(AddRequest(request_id="a", prompt_token_ids=(1,), params=SamplingParams(), arrival=11.0))
+    (event,) = [event for event in trace_object(trace, model="m")["traceEvents"] if event["ph"] == "X"]
+    assert (event["name"], event["ts"], event["dur"]) == ("queued", 1e6, 4e6)
+
+
+def test_a_trace_is_bounded():
+    trace = Trace(begin=0.0, end=1.0, max_rows=3)
+    for number in range(5):
+        trace.add_step(step(number, 0.1, TracedRow("a", 0, 1, 0, True), TracedRow("b", 0, 1, 0, True)))
+    trace.add_output(TokenOutput(request_id="a"), 0.5)
+    assert (len(trace.steps), trace.outputs, trace_object(trace, model="m")["otherData"]["complete"]) == (2, [], False)
+
+
+async def test_a_real_engine_tells_its_steps():
+    async with engine(fake_config({"step_seconds": 0.01})) as client:
+        recording = asyncio.create_task(client.trace(1.0))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="Another trace") as refusal:
+            await client.trace(1.0)
+        assert refusal.value.retry_after >= 1
+        request = AddRequest(request_id="a", prompt_token_ids=(1, 2, 3), params=SamplingParams(max_tokens=4), arrival=0.0, eos_token_ids=())
+        async for _ in client.submit(request):
+            pass
+        trace = await recording
+    rows = [row for step in trace.steps for row in step.rows]
+    assert [(row.start, row.num_tokens, row.is_decode) for row in rows] == [(0, 3, False), (3, 1, True), (4, 1, True), (5, 1, True)]
+    for traced in trace.steps:
+        times = [traced.plan_begin, traced.plan_end, traced.started, traced.ended, traced.updated]
+        assert times == sorted(times)
+        assert traced.model_seconds >= 0.01
+    assert trace.arrivals == {"a": 0.0}
+    assert trace.outputs[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("query", ["seconds=0", "seconds=-1", "seconds=61", "seconds=nan", "seconds=inf", "seconds=x", "seconds="])
+async def test_seconds_are_bounded(world: World, query: str):
+    refused(await world.http.post(f"{PATH}?{query}"), param="seconds")
+
+
+async def test_another_field_is_refused_by_name(world: World):
+    refused(await world.http.post(f"{PATH}?second=1"), param="second")
+
+
+async def test_the_answer_is_a_file_and_what_the_document_says(world: World):
+    response = await world.http.post(f"{PATH}?seconds=2.5")
+    assert response.headers["content-disposition"] == 'attachment; filename="headrace-trace.json"'
+    body = response.json()
+    assert body["otherData"]["seconds"] == 2.5
+    schemas = (await world.http.get("/openapi.json")).json()["components"]["schemas"]
+    assert set(body) == set(schemas["Trace"]["required"])
+    world.engine.state = "restarting"
+    refused(await world.http.post(PATH), 503)
