@@ -7,6 +7,7 @@ import copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core.block_pool import remembered_prefixes
 from headrace.core.explain import Difference, Explanation, Query, explain
 from headrace.core.kv_manager import BlockTable, KVManager
 
@@ -47,6 +48,25 @@ def test_a_cached_prompt():
     assert (found.query_id, found.reason, found.cached_blocks, found.cached_tokens, found.num_tokens) == (7, "cached", 3, 12, 13)
     found = ask(kv, PROMPT)
     assert (found.reason, found.cached_blocks, found.cached_tokens) == ("cached", 3, 11)
+
+
+def test_what_is_remembered_is_bounded_by_the_blocks():
+    """Of thousands of prompts that came and went a small pool keeps the latest, and what is cached can always be told."""
+    kv = manager(num_blocks=6)
+    prompts = [[number, 1, 2, 3] for number in range(5000)]
+    for number, prompt in enumerate(prompts):
+        serve(kv, prompt, now=float(number))
+    kv.pool.check()
+    kept = remembered_prefixes(6)
+    assert kept == 1024
+    assert len(kv.pool._evicted) == kept
+    assert len(kv.journal._used) == kept + 6
+    assert [ask(kv, prompt).reason for prompt in (prompts[0], prompts[-kept - 7], prompts[-kept - 6])] == ["never_seen", "never_seen", "evicted"]
+    assert all(ask(kv, prompt).reason == "cached" for prompt in prompts[-6:])
+
+
+def test_more_is_remembered_of_more_blocks_up_to_a_limit():
+    assert [remembered_prefixes(count) for count in (1, 256, 1456, 1_000_000)] == [1024, 1024, 5824, 65_536]
 
 
 def test_off_and_too_short():

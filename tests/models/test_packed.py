@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -14,7 +16,7 @@ from headrace.kernels import cpu
 from headrace.models.decoder import Decoder
 from headrace.models.gguf import GGUFFile
 from headrace.models.loader import find_gguf, load_model, weight_bytes
-from headrace.models.packed import PackedStack
+from headrace.models.packed import PackedDecoder, PackedStack
 from headrace.models.store import resolve_model
 from headrace.text.tokenizer import Tokenizer
 from tests.kernels.cpu.test_linear import rounded
@@ -69,6 +71,18 @@ def write(path, name: str):
     theirs = make("LlamaConfig", SIZES)
     write_gguf(theirs, path, "llama", quantization=name, blocks=blocks_of(name) if name.endswith("_K") else None)
     return path
+
+
+def test_a_start_loads_no_compiler(tmp_path):
+    """Neither loading nor a step imports what torch computes with on the meta device: sympy and its compiler take 70 MiB and a second or two."""
+    path = write(tmp_path / "model.gguf", "Q4_0")
+    code = (
+        "import sys; from headrace.config import EngineConfig; from headrace.runner.model_runner import ModelRunner\n"
+        f"runner = ModelRunner(EngineConfig(model={str(path)!r}, threads=1, kv_memory=2**22, max_model_len=64))\n"
+        "sys.exit(str({'sympy', 'torch._dynamo', 'torch._inductor'} & set(sys.modules)) if 'packed' in runner.info(0.0).path else 'not packed')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip() == "set()"
 
 
 def difference(ours: torch.Tensor, want: torch.Tensor) -> float:
@@ -196,9 +210,10 @@ def test_the_default_model():
     assert float((got.argmax(-1) == want.argmax(-1)).float().mean()) > 0.97
     ours, theirs = got.log_softmax(-1), want.log_softmax(-1)
     assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 0.001, "nats a token"
-    cpu.activations_of_16_bits(packed)
-    assert difference(PagedDriver(packed, block_size=16).prefill(ids), want) < 5e-4
-    packed = load(path, packed=True)
+    wide = load(path, packed=True)
+    assert isinstance(wide, PackedDecoder)
+    wide.use_16_bit_activations()
+    assert difference(PagedDriver(wide, block_size=16).prefill(ids), want) < 5e-4
     # the template's own system text, after which Paris and another answer are nearly tied
     nearly_tied = [tokenizer.encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\n")]
     assert "Paris" in tokenizer.decode([token for token, _ in answer(packed, nearly_tied, 8)[0]])

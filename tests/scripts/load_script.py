@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_script(name: str) -> ModuleType:
+    if str(ROOT / "scripts") not in sys.path:  # where scripts find what they share
+        sys.path.append(str(ROOT / "scripts"))
     spec = importlib.util.spec_from_file_location(f"headrace_scripts.{name}", ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 
 from headrace.core.prefix import PrefixNode, same_prefix
 
-MAX_EVICTED = 65_536  # evicted prefixes that are remembered
+REMEMBERED_A_BLOCK = 4
+LEAST_REMEMBERED, MOST_REMEMBERED = 1024, 65_536
+
+
+def remembered_prefixes(num_blocks: int) -> int:
+    """Most prefixes that are remembered beyond those that are cached. Each takes about 400 bytes, so that a server's memory stops growing soon
+    after its cache is full."""
+    return min(max(REMEMBERED_A_BLOCK * num_blocks, LEAST_REMEMBERED), MOST_REMEMBERED)
 
 
 class BlockPool:
@@ -21,6 +28,7 @@ class BlockPool:
         assert num_blocks >= 1
         self.num_blocks = num_blocks
         self.max_leased = num_blocks // 2
+        self.max_evicted = remembered_prefixes(num_blocks)
         self._now = 0.0
         self._ref_counts = [0] * num_blocks
         self._nodes: list[PrefixNode | None] = [None] * num_blocks
@@ -152,7 +160,7 @@ class BlockPool:
         node = self._nodes[block]
         assert node is not None
         self._evicted[node.digest] = self._now
-        if len(self._evicted) > MAX_EVICTED:
+        if len(self._evicted) > self.max_evicted:
             self._evicted.popitem(last=False)
 
     def _forget(self, block: int) -> None:
@@ -179,7 +187,7 @@ class BlockPool:
         assert findable.issuperset(self._lru)
         assert findable.issuperset(self._leased)
         assert len(self._leased) <= self.max_leased
-        assert len(self._evicted) <= MAX_EVICTED
+        assert len(self._evicted) <= self.max_evicted
         assert sorted(block for blocks in self._by_digest.values() for block in blocks) == sorted(findable)
         for digest, blocks in self._by_digest.items():
             assert blocks, "an empty entry"

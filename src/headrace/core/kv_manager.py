@@ -67,7 +67,7 @@ class KVManager:
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
         self.pool = BlockPool(num_blocks)
-        self.journal = PrefixJournal(num_blocks)
+        self.journal = PrefixJournal(num_blocks + self.pool.max_evicted)  # what is cached, and what was
         self.sessions = Sessions(num_blocks)
         self.written: set[int] = set()  # blocks that rows of the plan being made write
         self.caching = enable_prefix_caching

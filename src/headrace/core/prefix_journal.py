@@ -10,14 +10,12 @@ from collections import OrderedDict
 
 from headrace.core.prefix import PrefixNode
 
-MORE_PREFIXES = 65_536  # that are remembered beyond the number of blocks
-
 
 class PrefixJournal:
-    """Bounded; the prefixes that were used last are kept."""
+    """The `capacity` prefixes that were used last."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self._capacity = num_blocks + MORE_PREFIXES
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._used: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     def note(self, tenant: str, node: PrefixNode) -> None:

@@ -28,6 +28,7 @@ from headrace.observe.work import WorkLedger
 
 MAX_FAILED_STEPS = 3  # in a row; after so many the process is assumed to be broken
 HEARTBEAT_S = 0.25
+REST_S = 5.0  # without work, after which the engine is at rest
 
 logger = logging.getLogger("headrace.engine")
 
@@ -79,7 +80,7 @@ class EngineCore:
     """One scheduler and one runner, turned until `Shutdown` is posted.
 
     `emit` receives what goes to the client; it must not block. `inbox` may be filled before the core exists. `compile_status` is asked for each
-    heartbeat. `clock` gives monotonic seconds.
+    heartbeat. `at_rest` is called once when there has been nothing to do for `REST_S` after some steps. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class EngineCore:
         inbox: queue.SimpleQueue[Inbound] | None = None,
         async_scheduling: bool = True,
         compile_status: Callable[[], CompileStatus] | None = None,
+        at_rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -98,6 +100,7 @@ class EngineCore:
         self._emit = emit
         self._async_scheduling = async_scheduling
         self._compile_status = compile_status
+        self._at_rest = at_rest
         self._clock = clock
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
@@ -112,6 +115,7 @@ class EngineCore:
         self._ledger = WorkLedger(clock())
         self._last_heartbeat = float("-inf")
         self._stale = True  # something has happened since the last heartbeat
+        self._rested = True  # no step since the engine was at rest
         self._recorded_until = float("-inf")  # steps that start before are told one by one
         self._planned_at: dict[int, tuple[float, float]] = {}  # begin and end of planning, by step, of plans not done
 
@@ -163,14 +167,22 @@ class EngineCore:
             return
 
     def _wait_for_message(self) -> Inbound:
-        """The next message; raises `queue.Empty` where a heartbeat is due before there is one."""
+        """The next message; raises `queue.Empty` where a heartbeat is due before there is one, or the engine has come to rest."""
         idle, since = self._idle(), self._clock()
-        timeout = None if idle else max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
+        if idle:
+            timeout = None if self._rested else REST_S
+        else:
+            timeout = max(self._last_heartbeat + HEARTBEAT_S - since, 0.0)
         if self._running is not None:
             return self._inbox.get(timeout=timeout)
         self._ledger.pass_between("host", since)
         try:
             return self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            if idle:
+                self._rested = True
+                self._at_rest()
+            raise
         finally:
             self._ledger.pass_between("idle" if idle else "waiting", self._clock())
 
@@ -223,6 +235,7 @@ class EngineCore:
 
     def _start(self, plan: StepPlan) -> None:
         self._running = plan
+        self._rested = False
         self._step_started = self._clock()
         self._ledger.pass_between("host", self._step_started)
         self._plans.put(plan)

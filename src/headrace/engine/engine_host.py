@@ -24,6 +24,7 @@ from headrace.config import EngineConfig, EngineInfo, SchedulerConfig
 from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore, Inbound, News, debugging
 from headrace.engine.grammar_gate import GrammarGate
+from headrace.engine.heap import release_freed_memory
 from headrace.engine.session_store import SessionStore
 from headrace.engine.wire import Configure, Failed, FromEngine, Started, WireError, decode_to_engine, encode_frame, read_body
 from headrace.errors import ConfigError, StartError
@@ -99,8 +100,17 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
     try:
         info = runner.info(load_seconds=time.monotonic() - begin)
         scheduler = Scheduler(scheduler_config(config, info, num_host_blocks=runner.num_host_blocks))
-        core = EngineCore(runner, scheduler, gate.emit, inbox=inbox, async_scheduling=config.async_scheduling, compile_status=runner.compile_status)
+        core = EngineCore(
+            runner,
+            scheduler,
+            gate.emit,
+            inbox=inbox,
+            async_scheduling=config.async_scheduling,
+            compile_status=runner.compile_status,
+            at_rest=release_freed_memory,
+        )
         sessions = open_sessions(config, scheduler, runner)
+        release_freed_memory()
         writer.send(Started(info, scheduler.stats()))
         runner.start_preparation(lambda: core.post(News()))
         core.run()
@@ -165,6 +175,7 @@ def scheduler_config(config: EngineConfig, info: EngineInfo, *, num_host_blocks:
         max_num_queued_reqs=config.max_num_queued_reqs,
         target_itl_ms=config.target_itl_ms,
         session_lease_s=config.session_lease_s,
+        tenant_weights=config.tenant_weights,
     )
 
 

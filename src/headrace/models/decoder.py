@@ -68,7 +68,9 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
         # rounded to the model's dtype, as the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self._ropes = rotary_embeddings(config.ropes, device)
+        # Rotations are no weights: a model without memory has them too. To compute on the meta device would load sympy and torch's compiler
+        # (1.5 s, 70 MiB).
+        self._ropes = rotary_embeddings(config.ropes, torch.device("cpu") if device.type == "meta" else device)
 
     @property
     def ropes(self) -> dict[RopeConfig, RotaryEmbedding]:

@@ -21,7 +21,7 @@ from headrace.models.layer_runs import LayerConstants, LayerRun, find_runs
 from headrace.models.layers import Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
 from headrace.models.packed_sources import BlockSource, PackedSource
-from headrace.models.rope import RopeConfig, rotary_embeddings
+from headrace.models.rope import RopeConfig
 from headrace.models.weights import GGUFSource, match_names, wrong_shape
 
 logger = logging.getLogger("headrace.models")
@@ -130,7 +130,7 @@ class PackedLayer(DecoderLayer):
     @property
     def formats(self) -> tuple[int, ...]:
         attention, mlp = self.attention, self.mlp
-        return tuple(linear.type_number for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down))
+        return tuple(linear.format for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down))
 
     @property
     def window(self) -> int:
@@ -171,7 +171,6 @@ class PackedDecoder(Decoder):
         """`dtype`: of the model's parameters, where they are floats; computed is in float32."""
         super().__init__(config, dtype=dtype, device=torch.device("meta"))
         self.dtype, self.device = torch.float32, torch.device("cpu")
-        self._ropes = rotary_embeddings(config.ropes, self.device)
         self._parts: list[LayerRun | int] = list(range(config.num_layers))  # in order; a number is a layer by itself
 
     def choose_calls(self) -> None:
@@ -179,6 +178,11 @@ class PackedDecoder(Decoder):
         for layer in self.layers:
             layer.choose_calls()
         self._parts = find_runs(list(self.layers), [layer.constants for layer in self.layers], self.config.ropes)
+
+    def use_16_bit_activations(self) -> None:
+        """From now on, in all products with weights in blocks."""
+        cpu.activations_of_16_bits(self)
+        self.choose_calls()
 
     def _run_layers(
         self, h_TE: Tensor, cos_sin: dict[RopeConfig, tuple[Tensor, Tensor]], kv_caches: list[tuple[Tensor, Tensor]], meta: AttentionMetadata

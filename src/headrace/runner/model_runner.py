@@ -13,10 +13,10 @@ from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
-from headrace.kernels import cpu
 from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
+from headrace.models.packed import PackedDecoder
 from headrace.runner.artifacts import lend_kernels
 from headrace.runner.batch_inputs import Batch, BatchInputs
 from headrace.runner.compiled import CompiledSteps, compiled_by_torch
@@ -74,7 +74,8 @@ class ModelRunner:
         )
         torch.set_num_threads(self._threads)
         if self._path.wide:
-            cpu.activations_of_16_bits(self._model)
+            assert isinstance(self._model, PackedDecoder), "only weights in blocks have such a path"
+            self._model.use_16_bit_activations()
         if config.deterministic:
             make_deterministic(self._model)
         model_config = self._model.config

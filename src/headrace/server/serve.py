@@ -23,8 +23,10 @@ import uvloop
 
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.client import EngineClient
+from headrace.engine.engine_process import LaunchedEngine
 from headrace.engine.generation import GenerationRequest
 from headrace.engine.generation import Generator as TextGenerator
+from headrace.engine.heap import release_freed_memory
 from headrace.errors import ConfigError, RequestError, StartError
 from headrace.models.store import cache_root
 from headrace.sampling_params import SamplingParams
@@ -48,12 +50,15 @@ DEAD_CHECK_S = 0.5
 logger = logging.getLogger("headrace.server")
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig, *, model_name: str) -> int:
-    """Serves until a signal comes; returns the exit code. Raises `StartError` if the server cannot start."""
+def run(engine_config: EngineConfig, server_config: ServerConfig, *, model_name: str, launched: LaunchedEngine | None = None) -> int:
+    """Serves until a signal comes; returns the exit code. Raises `StartError` if the server cannot start.
+
+    `launched`: an engine of this config that loads already.
+    """
     set_up_logging()
     port = listen(server_config.host, server_config.port)
     with contextlib.closing(port), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ServingProcess(engine_config, server_config, model_name, port).run())
+        return runner.run(ServingProcess(engine_config, server_config, model_name, port, launched).run())
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -122,7 +127,10 @@ class Signals:
 class ServingProcess:
     """Everything between the start and the end of `headrace serve`."""
 
-    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, model_name: str, port: socket.socket) -> None:
+    def __init__(
+        self, engine_config: EngineConfig, server_config: ServerConfig, model_name: str, port: socket.socket, launched: LaunchedEngine | None = None
+    ) -> None:
+        self._launched = launched
         self._engine_config = engine_config
         self._config = server_config
         self._names = server_config.served_model_names or (model_name,)
@@ -132,7 +140,7 @@ class ServingProcess:
 
     async def run(self) -> int:
         self._signals = Signals()
-        self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts)
+        self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts, launched=self._launched)
         limit = self._engine_config.max_num_seqs + self._engine_config.max_num_queued_reqs
         self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit)
         self._batches = BatchService(self._service, self._batch_folder(), max_lines=self._engine_config.max_num_seqs)
@@ -189,11 +197,12 @@ class ServingProcess:
         starting = asyncio.create_task(self._client.start())
         try:
             tokenizer, template = await asyncio.to_thread(self._load_words)
+            generator = self._generator = TextGenerator(self._client, tokenizer)
+            await self._prepare_grammars(generator)
             info = await starting
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        generator = self._generator = TextGenerator(self._client, tokenizer)
         request = GenerationRequest(request_id="self-test", prompt_token_ids=(0,), params=SamplingParams(max_tokens=1, temperature=0.0))
         try:
             async for _ in generator.generate(request):
@@ -209,6 +218,14 @@ class ServingProcess:
             tool_call_parser=self._config.tool_call_parser,
             reasoning_parser=self._config.reasoning_parser,
         )
+        release_freed_memory()
+
+    @staticmethod
+    async def _prepare_grammars(generator: TextGenerator) -> None:
+        try:
+            await generator.prepare_grammars()
+        except RequestError as error:
+            logger.warning("requests with a form of the answer may be refused: %s", error)
 
     def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
         tokenizer = Tokenizer.load(self._engine_config.model)

@@ -6,7 +6,6 @@ each further one a `StructuredOutputs`, which is answered with the reason why it
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import struct
@@ -59,7 +58,6 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main() -> None:
-    os.nice(10)  # running answers come first
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK_BYTES)

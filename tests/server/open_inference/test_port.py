@@ -79,6 +79,28 @@ async def test_a_request_that_does_not_come(port: Port):
     assert await torn.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_the_name_of_a_method_may_be_any_bytes(port: Port):
+    """A frame by hand: clients of the library cannot send such a name."""
+    host, _, number = port.address.rpartition(":")
+    for name in (b"/inference.GRPCInferenceService/Model\xe6Ready", b"/\xff", b"/nope/Nope"):
+        reader, writer = await asyncio.open_connection(host, int(number))
+        fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", name), (b":authority", b"x"), (b"te", b"trailers"))
+        block = b"".join(b"\x00%c%b%c%b" % (len(key), key, len(value), value) for key, value in (*fields, (b"content-type", b"application/grpc")))
+        headers = len(block).to_bytes(3, "big") + b"\x01\x05\x00\x00\x00\x01" + block
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + headers)
+        received = b""
+        while b"Method not found" not in received:
+            part = await asyncio.wait_for(reader.read(4096), 5)
+            assert part, received
+            received += part
+        writer.close()
+        assert await port.client.is_server_live()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await port.channel.unary_unary("/inference.GRPCInferenceService/Nope")(b"")
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    await port.infer()
+
+
 async def test_metadata(port: Port):
     client = port.client
     assert (await client.get_server_metadata()).name == "headrace"

@@ -81,7 +81,10 @@ class PackedEmbedding(nn.Module):
 
 
 def activations_of_16_bits(model: nn.Module) -> None:
-    """From now on products with the weights in blocks of `model` take activations as 16 bits: twice the work, and a hundredth of the rounding."""
+    """From now on products with the weights in blocks of `model` take activations as 16 bits: twice the work, and a hundredth of the rounding.
+
+    Who has noted a module's `format` must ask for it again.
+    """
     for module in model.modules():
         if isinstance(module, PackedLinear | PackedEmbedding) and FORMATS[module.type_number] not in ("F32", "F16", "BF16"):
             module.format = module.type_number + _TWICE

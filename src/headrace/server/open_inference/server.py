@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.reflection import aio as reflection
 from headrace.config import ServerConfig
 from headrace.errors import StartError
 from headrace.server.open_inference import wire
+from headrace.server.open_inference.guarded_server import new_server
 from headrace.server.open_inference.health import Health
 from headrace.server.open_inference.servicer import Servicer, guarded
 from headrace.server.service import Service
@@ -42,10 +43,13 @@ class GrpcServer:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
             ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+            ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.default_compression_level", COMPRESS_LOW),
         )
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.admission.limit + MORE_CALLS)
-        self._server.add_generic_rpc_handlers((self._servicer.handler(), *self._reflection()))
+        self._server = new_server(options=options, maximum_concurrent_rpcs=service.admission.limit + MORE_CALLS)
+        for name, methods in {wire.SERVICE: self._servicer.methods(), **self._reflection()}.items():
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+            self._server.add_registered_method_handlers(name, methods)
         health_pb2_grpc.add_HealthServicer_to_server(Health(service, self._closing), self._server)
 
     async def open(self, port: int) -> str:
@@ -67,8 +71,8 @@ class GrpcServer:
         self._closing.set()
         await self._server.stop(grace)
 
-    def _reflection(self) -> list[grpc.GenericRpcHandler]:
-        """Lets clients without the .proto find the calls. Asks for a key where one is asked for."""
+    def _reflection(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+        """Methods by service. Lets clients without the .proto find the calls. Asks for a key where one is asked for."""
         for source in (health_pb2, reflection_pb2):
             wire.POOL.Add(descriptor_pb2.FileDescriptorProto.FromString(source.DESCRIPTOR.serialized_pb))
         names = (wire.SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, REFLECTION[0])
@@ -84,7 +88,7 @@ class GrpcServer:
             request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
         )
-        return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in REFLECTION]
+        return {name: {"ServerReflectionInfo": handler} for name in REFLECTION}
 
 
 def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:

@@ -41,9 +41,9 @@ class Servicer:
         self._service = service
         self._closing = closing
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Messages come and go as bytes. ModelInfer is read as a stream of one request, so that the time it takes to come in can be bounded."""
-        handlers = {
+    def methods(self) -> dict[str, grpc.RpcMethodHandler]:
+        """By name. Messages come and go as bytes. ModelInfer is read as a stream of one request, so that the time that takes can be bounded."""
+        return {
             "ServerLive": self._question("ServerLive", self._server_live, needs_key=False),
             "ServerReady": self._question("ServerReady", self._server_ready, needs_key=False),
             "ModelReady": self._question("ModelReady", self._model_ready),
@@ -52,7 +52,6 @@ class Servicer:
             "ModelInfer": grpc.stream_unary_rpc_method_handler(self._model_infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._model_stream_infer),
         }
-        return grpc.method_handlers_generic_handler(wire.SERVICE, handlers)
 
     def _question(self, method: str, answer: Callable[[Any, Any], None], *, needs_key: bool = True) -> grpc.RpcMethodHandler:
         request_type, response_type = wire.message(f"inference.{method}Request"), wire.message(f"inference.{method}Response")

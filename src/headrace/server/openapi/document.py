@@ -29,7 +29,7 @@ HEADERS: dict[str, Schema] = {
         for what in ("limit", "remaining", "reset")
     },
 }
-TIMEOUT_SCHEMA: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 999999}
+TIMEOUT_SCHEMA: Schema = {"type": "number", "minimum": 0.001, "maximum": 999999}
 RETRY_AFTER: Schema = {"description": "Seconds", "required": True, "schema": {"type": "integer", "minimum": 1}}
 
 

@@ -38,14 +38,20 @@ def limit(most: int) -> Schema:
 ORDER = one_of("asc", "desc")
 FILE_FORM: Schema = {
     "type": "object",
-    "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}, "purpose": one_of("batch")},
+    "properties": {"file": {"contentMediaType": "application/octet-stream"}, "purpose": one_of("batch")},
     "required": ["file", "purpose"],
+    "additionalProperties": False,
 }
-EXPLAIN_QUERY: dict[str, Schema] = dict.fromkeys(("model", "prompt", "cache_salt"), TEXT)
+EXPLAIN_QUERY: dict[str, Schema] = {"model": TEXT, "prompt": TEXT, "cache_salt": {**TEXT, "minLength": 1}}
+
+
+def some(items: Schema) -> Schema:
+    return {**array(items), "minItems": 1}
+
 
 _IDS = array(COUNT)
-_PROMPTS: Schema = {"anyOf": [TEXT, array(TEXT), _IDS, array(_IDS)]}
-_TURNS: Schema = array(ref("Message"))
+_PROMPTS: Schema = {"anyOf": [TEXT, some(TEXT), some(COUNT), some(some(COUNT))]}
+_TURNS: Schema = some(ref("Message"))
 _INPUT: Schema = {"anyOf": [TEXT, array(ANY_OBJECT)]}
 
 # Fields whose lists are checked by hand, because errors of unions are hard to read; pydantic takes anything there.
@@ -54,8 +60,8 @@ FIELDS: dict[str, dict[str, Schema]] = {
     "CompletionBody": {"prompt": _PROMPTS},
     "ResponseBody": {"input": _INPUT},
     "InputBody": {"input": _INPUT},
-    "MessageBody": {"messages": array(ref("MessageShape")), "max_tokens": {"type": "integer", "minimum": 1}},
-    "ConversationBody": {"messages": array(ref("MessageShape"))},
+    "MessageBody": {"messages": some(ref("MessageShape")), "max_tokens": {"type": "integer", "minimum": 1}},
+    "ConversationBody": {"messages": some(ref("MessageShape"))},
     "EmbeddingBody": {"input": _PROMPTS},
     "DetokenizeBody": {"tokens": _IDS},
     "TokenizeBody": {"messages": nullable(_TURNS)},
@@ -127,7 +133,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/files"): Operation(
         summary="The files of this key",
         answer="Files",
-        query={"purpose": one_of("batch", "batch_output"), "limit": limit(10_000), "order": ORDER, "after": TEXT},
+        query={"purpose": TEXT, "limit": limit(10_000), "order": ORDER, "after": TEXT},
         errors=JOB_ERRORS,
     ),
     ("GET", "/v1/files/{file_id}"): Operation(summary="A file", answer="File", errors=JOB_ERRORS),
