@@ -163,8 +163,8 @@ def test_errors_are_the_clients_own(anthropic_client: anthropic.Anthropic, opena
     assert "nope" in str(unknown.value)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         anthropic_client.messages.create(model=MODEL, max_tokens=100_000, messages=messages)
-    with pytest.raises(anthropic.AuthenticationError):
-        anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0).messages.create(model=MODEL, max_tokens=1, messages=messages)
+    with anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as stranger, pytest.raises(anthropic.AuthenticationError):
+        stranger.messages.create(model=MODEL, max_tokens=1, messages=messages)
     with pytest.raises(openai.BadRequestError) as gone:
         openai_client.responses.create(model=MODEL, input=ASK, previous_response_id="resp_nope")
     assert gone.value.code == "previous_response_not_found"
