@@ -41,6 +41,7 @@ ROUNDS = 12
 DECODE_BATCHES = (1, 4, 16)
 DECODE_CONTEXT, DECODE_STEPS = 128, 48  # tokens before the first measured step, and steps
 PREFILL_TOKENS, PREFILLS = 2048, 3
+FIXED_FLAGS = ("--max-model-len", "4096", "--no-enable-prefix-caching")
 FLOAT_FORMATS = {number for number, name in cpu.FORMATS.items() if name in ("F32", "F16", "BF16")}
 
 
@@ -124,13 +125,16 @@ def prompt_of(tokens: int, seed: int) -> list[int]:
     return [(7 * i + 131 * seed) % 10_000 + 100 for i in range(tokens)]
 
 
-def measure(flags: Sequence[str]) -> tuple[Ceilings, list[tuple[str, Need, float]], str]:
-    """Ceilings, the name, need and seconds of each kind of step, and the instruction set."""
+def config_of(flags: Sequence[str]) -> EngineConfig:
     parser = argparse.ArgumentParser(prog="roofline.py -- ...")
     add_options(parser, ENGINE_GROUPS)
     parser.add_argument("--model")
     settings = {name.replace("_", "-"): value for name, value in vars(parser.parse_args(flags)).items()}
-    config = make_engine_config(settings.pop("model", None), engine_options(settings))
+    return make_engine_config(settings.pop("model", None), engine_options(settings))
+
+
+def measure(config: EngineConfig) -> tuple[Ceilings, list[tuple[str, Need, float]], str]:
+    """Ceilings, the name, need and seconds of each kind of step, and the instruction set."""
     runner = ModelRunner(config)
     kernels = cpu.load()
     if kernels is None:
@@ -166,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("flags", nargs="*", help="after --: flags of headrace serve")
     flags = parser.parse_args().flags or ["--quantization", "gguf"]
-    ceilings, rows, isa = measure([*flags, "--max-model-len", "4096", "--enable-prefix-caching", "false"])
+    ceilings, rows, isa = measure(config_of([*flags, *FIXED_FLAGS]))
     print(f"{isa}, {torch.get_num_threads()} threads; they read {ceilings.read / 1e9:.1f} GB/s and make, in billions a second,")
     print(f"{ceilings.packed / 1e9:.0f} multiply-adds with weights in blocks or {ceilings.floats / 1e9:.0f} in float32.\n")
     print(table(ceilings, rows))

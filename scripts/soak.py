@@ -34,6 +34,7 @@ import psutil
 MAX_SLOPE = 1.0  # MiB a minute after the warm-up
 MIN_WATCHED = 60.0  # seconds of memory samples that a slope needs
 REST_SECONDS = 30.0  # that the server may take to come to rest
+NOISE = 0.02  # of all KV blocks: the last one of a request is blank again after it, used or not
 FILL_TOKENS = 8  # of an answer while the KV storage is filled
 WORDS = ("water", "wheel", "mill", "stream", "stone", "grain", "flour", "river", "gate", "flow", "turn", "power", "dam", "pond", "race", "gear")
 
@@ -177,10 +178,10 @@ class Soak:
             return await self._rest()
 
     async def _fill(self) -> None:
-        """Rounds of the largest requests, until one finds no block any more that had never held anything."""
+        """Rounds of the largest requests, until one finds hardly any block that has never held anything."""
         draw = random.Random(f"{self._args.seed}-fill")
         blank = float("inf")
-        while (left := await self._blank_blocks()) < blank:
+        while (left := await self._blank_share()) < blank - NOISE:
             blank = left
             bodies = [
                 self._body(draw, words=self._args.max_prompt, tokens=FILL_TOKENS) | {"n": 2, "ignore_eos": True} for _ in range(self._args.clients)
@@ -189,10 +190,11 @@ class Soak:
                 if response.status_code not in (200, 429):
                     raise SystemExit(f"a prompt of {self._args.max_prompt} words is answered {response.status_code}: {response.text[:500]}")
 
-    async def _blank_blocks(self) -> int:
-        """KV blocks in which nothing is cached, at rest."""
+    async def _blank_share(self) -> float:
+        """Of the KV blocks, those in which nothing is cached, at rest."""
         await self._rest()
-        return int((await self._http.get("/v1/status")).json()["engine"]["kv_blocks"]["free"])
+        blocks = (await self._http.get("/v1/status")).json()["engine"]["kv_blocks"]
+        return float(blocks["free"] / blocks["total"])
 
     async def _client(self, draw: random.Random) -> None:
         while time.monotonic() < self._end:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests.patience import LIMIT_S
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 400
@@ -76,7 +77,7 @@ def test_core_is_the_standard_library() -> None:
 def test_core_in_a_fresh_interpreter() -> None:
     modules = sorted(f"headrace.core.{file.stem}" for file in (ROOT / "src/headrace/core").glob("*.py") if file.stem != "__init__")
     code = f"import sys, {', '.join(modules)}\nsys.exit(str({{'torch', 'numpy', 'msgspec', 'asyncio'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.stderr.strip() == "set()"
 
 

@@ -85,6 +85,7 @@ class EngineConfig:
     compile_cache: str | None = None  # folder, redis:// or fsspec URL where compiled packages are kept; None: a folder of this user
     artifacts: str | None = None  # folder of `headrace compile`
     max_seq_len_to_capture: int = 8192  # longest context of compiled steps; longer ones take the ready path
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # (tenant, weight) of keys whose weight is not 1; made from --api-keys-file
     threads: int | None = None  # compute threads; None: one per physical core available
     step_timeout_s: float = 120.0  # a step that takes longer is stuck: the engine is restarted
     runner_factory: str | None = None  # "package.module:function" that makes another runner (tests, simulation)
@@ -134,6 +135,7 @@ class SchedulerConfig:
     target_itl_ms: float | None = None
     session_lease_s: float = 300.0
     speculative_config: SpeculativeConfig | None = None
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # (tenant, weight), of others it is 1: how tokens, slots and blocks are shared out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,7 @@ class ApiKey:
     requests_per_minute: int | None = None  # None: no limit
     tokens_per_minute: int | None = None  # prompts and answers together
     priority: int | None = None  # its requests are no more urgent than this (lower runs first)
+    weight: float = 1.0  # its part of tokens, slots and blocks against that of others
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w.@-]{1,64}", self.name, re.ASCII):
@@ -202,6 +205,8 @@ class ApiKey:
                 raise ConfigError(f"{self.name}: {limit} must be a whole number of at least 1")
         if self.priority is not None and (isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) >= 2**31):
             raise ConfigError(f"{self.name}: priority must be a whole number")
+        if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0.01 <= self.weight <= 100:
+            raise ConfigError(f"{self.name}: weight must be a number from 0.01 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.patience import LIMIT_S
+from tests.patience import until as wait
+
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--kv-memory", "16MiB", "--block-size", "4", "--threads", "1"]
-
-
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Service:
@@ -47,7 +42,7 @@ class Service:
 
     def ready(self) -> dict[str, Any]:
         """The body of /ready."""
-        told: dict[str, Any] = httpx.get(f"{self._url}/ready", timeout=60, trust_env=False).json()
+        told: dict[str, Any] = httpx.get(f"{self._url}/ready", timeout=LIMIT_S, trust_env=False).json()
         return told
 
     def states(self) -> dict[str, str]:
@@ -56,19 +51,19 @@ class Service:
 
     def complete(self) -> str:
         body = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        response = httpx.post(f"{self._url}/v1/completions", json=body, timeout=60, trust_env=False)
+        response = httpx.post(f"{self._url}/v1/completions", json=body, timeout=LIMIT_S, trust_env=False)
         assert response.status_code == 200, response.text
         text: str = response.json()["choices"][0]["text"]
         return text
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self._url}/metrics", timeout=60, trust_env=False).text
+        text = httpx.get(f"{self._url}/metrics", timeout=LIMIT_S, trust_env=False).text
         return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
     def end(self) -> None:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
-        self.popen.wait(60)
+        self.popen.wait(LIMIT_S)
 
 
 @contextmanager

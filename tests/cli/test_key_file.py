@@ -14,11 +14,11 @@ def write(tmp_path: Path, text: str) -> str:
 
 
 def test_keys_with_and_without_limits(tmp_path: Path):
-    text = "- {name: team-a, key: sk-1, requests_per_minute: 60, tokens_per_minute: 1000, priority: 5}\n- name: b\n  key: sk-2\n"
+    text = "- {name: team-a, key: sk-1, requests_per_minute: 60, tokens_per_minute: 1000, priority: 5}\n- name: b\n  key: sk-2\n  weight: 2.5\n"
     keys = api_keys_file(write(tmp_path, text))
     assert keys == (
         ApiKey(name="team-a", key="sk-1", requests_per_minute=60, tokens_per_minute=1000, priority=5),
-        ApiKey(name="b", key="sk-2"),
+        ApiKey(name="b", key="sk-2", weight=2.5),
     )
     assert server_config({"api-keys-file": keys}).limited_keys == keys
     with pytest.raises(ConfigError, match="in common"):
@@ -40,6 +40,9 @@ def test_keys_with_and_without_limits(tmp_path: Path):
         ("- {name: a, key: SECRET, tokens_per_minute: 0}", "tokens_per_minute"),
         ("- {name: a, key: SECRET, requests_per_minute: yes}", "requests_per_minute"),
         ("- {name: a, key: SECRET, priority: high}", "priority"),
+        ("- {name: a, key: SECRET, weight: 0}", "weight"),
+        ("- {name: a, key: SECRET, weight: .nan}", "weight"),
+        ("- {name: a, key: SECRET, weight: heavy}", "weight"),
         ("- {name: a, key: SECRET}\n- {name: a, key: SECRET2}", "same name"),
         ("- {name: a, key: SECRET}\n- {name: b, key: SECRET}", "same key"),
     ],

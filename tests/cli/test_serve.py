@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.cli.serve import display_name
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import EngineConfig, EngineInfo, ServerConfig
+from headrace.engine.engine_host import scheduler_config
 from headrace.models import store
+from headrace.server.auth import KeyRing
 
 
 @pytest.fixture
@@ -18,10 +21,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerCo
     """What the server was asked to run."""
     calls: list[tuple[EngineConfig, ServerConfig, str]] = []
 
-    def run(engine: EngineConfig, server: ServerConfig, *, model_name: str) -> int:
+    def run(engine: EngineConfig, server: ServerConfig, *, model_name: str, launched: object) -> int:
+        assert launched == "an engine that loads"
         calls.append((engine, server, model_name))
         return 0
 
+    monkeypatch.setattr("headrace.engine.engine_process.launch", lambda config: nullcontext("an engine that loads"))
     fake: Any = ModuleType("headrace.server.serve")
     fake.run = run
     import headrace.server
@@ -61,6 +66,32 @@ def test_model_of_the_config_file(served: list[Any], gguf: Path, tmp_path: Path)
     assert main(["serve", "--config", str(file)]) == 0
     assert main(["serve", str(other), "--config", str(file)]) == 0
     assert [(engine.model, engine.num_gpu_blocks_override) for engine, _, _ in served] == [(str(gguf), 12), (str(other), 12)]
+
+
+def test_weights_of_keys_reach_the_scheduler_under_the_name_of_the_tenant(served: list[Any], gguf: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: a, key: sk-a, weight: 3}\n- {name: b, key: sk-b}\n")
+    assert main(["serve", str(gguf), "--api-keys-file", str(keys)]) == 0
+    [(config, server, _)] = served
+    tenant, _ = KeyRing(limited=server.limited_keys).holder([(b"x-api-key", b"sk-a")])
+    assert config.tenant_weights == ((tenant, 3.0),)
+    info = EngineInfo(
+        model="m",
+        max_model_len=64,
+        vocab_size=10,
+        embedding_size=4,
+        num_blocks=8,
+        block_size=16,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        path="eager",
+        kv_cache_dtype="float32",
+        kv_bytes=1,
+        weight_bytes=1,
+        load_seconds=0.0,
+    )
+    assert scheduler_config(config, info, num_host_blocks=0).tenant_weights == config.tenant_weights
 
 
 def test_default_model(served: list[Any], gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

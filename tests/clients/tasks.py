@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 QUESTION = "What is the capital of France?"
 ANSWER = "Paris"
 TOOL_QUESTION = "Is it sunny in Rome?"
 FORM_QUESTION = "Describe Rome: its name, its country, and whether it is old."
+
+
+ShortText = Annotated[str, Field(max_length=40)]  # small models repeat themselves in a free text
 
 
 class Weather(BaseModel):
@@ -20,10 +23,10 @@ class Weather(BaseModel):
 
 
 class Place(BaseModel):
-    """What a typed answer holds: constrained and free texts, a list, and a nested form behind a `$ref`."""
+    """What a typed answer holds: texts, a choice, a truth value, and a nested form behind a `$ref`."""
 
-    name: str
-    country: str
+    name: ShortText
+    country: ShortText
     kind: Literal["city", "village"]
     old: bool
     position: Position

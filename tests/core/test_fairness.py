@@ -122,6 +122,20 @@ def test_tenants_get_equal_tokens_whatever_they_ask_for():
     engine.run()
 
 
+def test_tokens_are_shared_by_weight():
+    engine = Engine(config(max_num_seqs=8, block_size=16, num_blocks=200, max_num_queued_reqs=10_000, tenant_weights=(("triple", 3.0),)))
+    for i in range(200):
+        for tenant in ("triple", "single"):
+            engine.add(request(f"{tenant}{i}", 20, 20, tenant=tenant))
+    for _ in range(150):
+        engine.turn()
+    counts = [sum(row.num_tokens for plan in engine.plans for row in plan.rows if row.request_id.startswith(name)) for name in ("triple", "single")]
+    assert jain([counts[0] / 3, counts[1]]) >= 0.95
+    for request_id in list(engine.messages):
+        engine.abort(request_id)
+    engine.run()
+
+
 def test_generated_tokens_count_for_fairness():
     engine = Engine(config(max_num_seqs=4, block_size=16, num_blocks=60, max_num_queued_reqs=10_000))
     for i in range(200):

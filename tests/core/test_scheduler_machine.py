@@ -128,4 +128,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=40)

@@ -1,10 +1,9 @@
 """Real engine processes on the fake runner."""
 
-import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ from headrace.engine.client import EngineClient
 from headrace.engine.request_stream import merge_outputs
 from headrace.sampling_params import SamplingParams
 from tests.engine.byte_tokenizer import END
+from tests.patience import eventually as until
 
 _ids = itertools.count()
 
@@ -48,13 +48,6 @@ async def collect(client: EngineClient, request: AddRequest) -> TokenOutput:
     """The request's whole answer. Raises what its stream raises."""
     async with aclosing(client.submit(request)) as stream:
         return merge_outputs([output async for output in stream])
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        await asyncio.sleep(0.01)
 
 
 async def at_rest(client: EngineClient) -> None:

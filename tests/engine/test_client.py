@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -13,6 +12,8 @@ import pytest
 from headrace.engine.client import EngineClient
 from headrace.errors import ConfigError, ContextLengthExceeded, EngineUnavailable, InvalidRequest, QueueFull, StartError
 from tests.engine.fake_engine import add, at_rest, collect, engine, fake_config, until
+from tests.patience import LIMIT_S
+from tests.patience import until as wait_until
 
 SLOW = {"step_seconds": 0.02}
 
@@ -99,13 +100,18 @@ async def test_what_cannot_cross_is_refused_before_it_is_sent():
         assert (await collect(client, add())).finish_reason == "length"
 
 
-async def test_refusals_have_their_own_errors():
-    async with engine(fake_config(SLOW, max_num_seqs=1, max_num_queued_reqs=1, max_model_len=64)) as client:
+async def test_refusals_have_their_own_errors(tmp_path):
+    held = tmp_path / "held"
+    async with engine(fake_config({"held_by": str(held)}, max_num_seqs=1, max_num_queued_reqs=1, max_model_len=64)) as client:
         with pytest.raises(ContextLengthExceeded, match="64"):
             await collect(client, add((1,) * 64))
+        held.touch()
         running = client.submit(add(max_tokens=60))
-        await anext(running)
-        results = await asyncio.gather(*(collect(client, add(max_tokens=1)) for _ in range(4)), return_exceptions=True)
+        await until(lambda: client.stats.num_running == 1)
+        others = [asyncio.create_task(collect(client, add(max_tokens=1))) for _ in range(4)]
+        await until(lambda: sum(task.done() for task in others) == 3)
+        held.unlink()
+        results = await asyncio.gather(*others, return_exceptions=True)
         refused = [result for result in results if isinstance(result, QueueFull)]
         assert len(refused) == 3
         assert all(error.retry_after >= 1 for error in refused)
@@ -117,11 +123,11 @@ async def test_draining_lets_open_requests_end_and_takes_no_more():
     async with engine(fake_config(SLOW)) as client:
         open_one = asyncio.create_task(collect(client, add(max_tokens=20)))
         await until(lambda: client.num_open == 1)
-        assert not await client.drain(0.05)
+        assert not await client.drain(0.0)
         assert client.state == "draining"
         with pytest.raises(EngineUnavailable, match="shutting down"):
             client.submit(add())
-        assert await client.drain(10)
+        assert await client.drain(LIMIT_S)
         assert (await open_one).finish_reason == "length"
 
 
@@ -129,11 +135,9 @@ async def test_closing_fails_what_is_open_at_once():
     async with engine(fake_config(SLOW)) as client:
         open_one = asyncio.create_task(collect(client, add(max_tokens=400)))
         await until(lambda: client.num_open == 1)
-        begin = time.monotonic()
         await client.close()
         with pytest.raises(EngineUnavailable):
             await open_one
-        assert time.monotonic() - begin < 2
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ async def test_start_errors_keep_their_kind_and_text(config, error, message, cap
 
 async def test_a_child_that_says_nothing():
     """Broken beyond words: the process ends before it can tell why."""
-    client = EngineClient(fake_config({"start_seconds": 30}))
+    client = EngineClient(fake_config({"start_seconds": 250}))
     starting = asyncio.create_task(client.start())
     await until(lambda: client.pid is not None)
     os.kill(client.pid, signal.SIGKILL)
@@ -165,7 +169,7 @@ async def test_a_child_that_says_nothing():
 
 
 async def test_a_start_that_is_given_up_leaves_no_process():
-    client = EngineClient(fake_config({"start_seconds": 30}))
+    client = EngineClient(fake_config({"start_seconds": 250}))
     starting = asyncio.create_task(client.start())
     await until(lambda: client.pid is not None)
     pid = client.pid
@@ -177,14 +181,12 @@ async def test_a_start_that_is_given_up_leaves_no_process():
 
 
 async def test_closing_while_the_model_loads():
-    client = EngineClient(fake_config({"start_seconds": 30}))
+    client = EngineClient(fake_config({"start_seconds": 250}))
     starting = asyncio.create_task(client.start())
     await until(lambda: client.pid is not None)
-    begin = time.monotonic()
-    await client.close()
+    await asyncio.wait_for(client.close(), LIMIT_S)
     with pytest.raises(StartError, match="exit code -9"):
         await starting
-    assert time.monotonic() - begin < 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -204,7 +206,7 @@ async def main():
     async with engine(fake_config({"step_seconds": 0.05})) as client:
         client.submit(add(max_tokens=400))
         print(client.pid, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(250)
 
 asyncio.run(main())
 """
@@ -218,10 +220,7 @@ def test_the_engine_dies_with_its_parent():
     os.kill(pid, 0)
     parent.kill()
     parent.wait()
-    end = time.monotonic() + 5
-    while alive(pid):
-        assert time.monotonic() < end, "the engine outlived its parent"
-        time.sleep(0.02)
+    wait_until(lambda: not alive(pid))
 
 
 def alive(pid: int) -> bool:

@@ -1,177 +1,15 @@
-"""The loop alone: a scheduler that only counts, and a runner that tests hold and let go."""
+"""The loop alone, see `core_bench`."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SchedulerStats, StepPlan, StepResult, TokenOutput
-from headrace.core.step_tokens import StepTokens
+from headrace.core.messages import AbortRequest
 from headrace.engine import engine_core
-from headrace.engine.engine_core import EngineBroken, EngineCore
-from headrace.engine.wire import Abort, Add, Heartbeat, Outputs, Shutdown
-from headrace.sampling_params import SamplingParams
-
-
-class CountingScheduler:
-    """Gives each request one row a step until it has had max_tokens of them. `log` holds what was called, in order."""
-
-    def __init__(self, *, queue_size: int = 100) -> None:
-        self.queue_size = queue_size
-        self.left: dict[str, int] = {}  # rows still to be planned
-        self.open: dict[str, int] = {}  # tokens still to be emitted
-        self.outstanding: list[StepPlan] = []
-        self.steps = 0
-        self.log: list[str] = []
-        self.unsent: list[TokenOutput] = []  # ended by plan
-        self.step_tokens = StepTokens()
-
-    def add(self, message: AddRequest, now: float) -> TokenOutput | None:
-        if len(self.open) >= self.queue_size:
-            return TokenOutput(request_id=message.request_id, finish_reason="error", error_code="queue_full", error_message="full")
-        self.left[message.request_id] = self.open[message.request_id] = message.params.max_tokens or 0
-        return None
-
-    def abort(self, message: AbortRequest) -> TokenOutput | None:
-        self.log.append(f"abort {message.request_id}")
-        self.left.pop(message.request_id, None)
-        if self.open.pop(message.request_id, None) is None:
-            return None
-        return TokenOutput(request_id=message.request_id, finish_reason=message.reason)
-
-    def plan(self, now: float) -> StepPlan | None:
-        late = [name for name in self.left if name.startswith("late")]
-        for name in late:
-            del self.left[name], self.open[name]
-        self.unsent += [TokenOutput(request_id=name, finish_reason="error", error_code="deadline_exceeded") for name in late]
-        names = [name for name, left in self.left.items() if left]
-        if not names:
-            return None
-        assert len(self.outstanding) < 2
-        self.steps += 1
-        self.log.append(f"plan {self.steps}")
-        for name in names:
-            self.left[name] -= 1
-        rows = tuple(
-            Row(request_id=name, slot=0, start=0, num_tokens=1, token_ids=(), block_offset=0, new_block_ids=(), sample=True) for name in names
-        )
-        plan = StepPlan(step_id=self.steps, rows=rows)
-        self.outstanding.append(plan)
-        return plan
-
-    def update(self, result: StepResult, now: float) -> list[TokenOutput]:
-        self.log.append(f"update {result.step_id}")
-        plan = self.outstanding.pop(0)
-        assert plan.step_id == result.step_id
-        self.step_tokens = StepTokens(useful=plan.num_tokens)
-        outputs = []
-        for row in result.rows:
-            if row.request_id in self.open:
-                self.open[row.request_id] -= 1
-                done = self.open[row.request_id] == 0
-                outputs.append(TokenOutput(request_id=row.request_id, token_ids=row.token_ids, finish_reason="length" if done else None))
-                if done:
-                    del self.open[row.request_id]
-        return outputs
-
-    def fail_step(self, plan: StepPlan, message: str) -> list[TokenOutput]:
-        self.log.append(f"fail {plan.step_id}")
-        self.outstanding.remove(plan)
-        names = [row.request_id for row in plan.rows if self.open.pop(row.request_id, None) is not None]
-        for name in names:
-            del self.left[name]
-        return [TokenOutput(request_id=name, finish_reason="error", error_code="request_failed", error_message=message) for name in names]
-
-    def take_outputs(self) -> list[TokenOutput]:
-        outputs, self.unsent = self.unsent, []
-        return outputs
-
-    def retry_after(self) -> int:
-        return 7
-
-    def has_work(self) -> bool:
-        return bool(self.open or self.unsent)
-
-    def stats(self) -> SchedulerStats:
-        return SchedulerStats(**dict.fromkeys(SchedulerStats.__slots__, 0) | {"num_running": len(self.open)})
-
-
-class HeldRunner:
-    """Runs a step when the test lets one go; all at once if it is not held."""
-
-    def __init__(self, *, held: bool = False) -> None:
-        self.permits = threading.Semaphore(0)
-        self.held = held
-        self.begun: list[int] = []
-        self.errors: dict[int, BaseException] = {}
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        self.begun.append(plan.step_id)
-        if self.held:
-            assert self.permits.acquire(timeout=10)
-        if plan.step_id in self.errors:
-            raise self.errors[plan.step_id]
-        rows = tuple(SampledRow(request_id=row.request_id, token_ids=(plan.step_id,)) for row in plan.rows)
-        return StepResult(step_id=plan.step_id, rows=rows, seconds=0.0)
-
-
-class Bench:
-    """A core in a thread, and what it emitted."""
-
-    def __init__(self, scheduler: CountingScheduler, runner: HeldRunner, *, async_scheduling: bool) -> None:
-        self.scheduler, self.runner = scheduler, runner
-        self.emitted: list[Outputs | Heartbeat] = []
-        self.error: BaseException | None = None
-        self.rests: list[int] = []  # steps before each
-        self.core = EngineCore(
-            runner,
-            scheduler,
-            self.emitted.append,
-            async_scheduling=async_scheduling,
-            at_rest=lambda: self.rests.append(len(self.runner.begun)),
-        )
-        self.thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            self.core.run()
-        except BaseException as error:
-            self.error = error
-
-    def add(self, name: str, max_tokens: int) -> None:
-        params = SamplingParams(max_tokens=max_tokens)
-        self.core.post(Add(AddRequest(request_id=name, prompt_token_ids=(1,), params=params, arrival=0.0)))
-
-    def outputs(self) -> list[TokenOutput]:
-        return [output for message in list(self.emitted) if isinstance(message, Outputs) for output in message.outputs]
-
-    def ends(self) -> dict[str, str]:
-        return {output.request_id: output.finish_reason for output in self.outputs() if output.finish_reason}
-
-    def heartbeats(self) -> list[Heartbeat]:
-        return [message for message in list(self.emitted) if isinstance(message, Heartbeat)]
-
-
-def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.002)
-
-
-@contextmanager
-def running(*, held: bool = False, async_scheduling: bool = True, queue_size: int = 100) -> Iterator[Bench]:
-    bench = Bench(CountingScheduler(queue_size=queue_size), HeldRunner(held=held), async_scheduling=async_scheduling)
-    bench.thread.start()
-    try:
-        yield bench
-    finally:
-        bench.runner.permits.release(1000)
-        bench.core.post(Shutdown())
-        bench.thread.join(10)
-        assert not bench.thread.is_alive()
+from headrace.engine.engine_core import EngineBroken
+from headrace.engine.wire import Abort, Outputs, Shutdown
+from tests.engine.core_bench import Bench, CountingScheduler, HeldRunner, running
+from tests.patience import LIMIT_S, until
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
@@ -207,9 +45,7 @@ def test_without_async_scheduling_a_step_is_planned_when_the_last_one_is_known()
 
 
 def test_outputs_of_a_step_leave_in_one_frame():
-    with running(held=True) as bench:
-        for i in range(5):
-            bench.add(f"r{i}", 2)
+    with running({f"r{i}": 2 for i in range(5)}, held=True) as bench:
         until(lambda: len(bench.runner.begun) == 1)
         bench.runner.permits.release(5)
         until(lambda: len(bench.ends()) == 5)
@@ -222,7 +58,7 @@ def test_an_idle_loop_sleeps(monkeypatch):
     monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.01)
     with running() as bench:
         bench.add("a", 2)
-        until(lambda: bench.heartbeats() and bench.heartbeats()[-1].steps_total == 2 and bench.heartbeats()[-1].step_started is None)
+        until(lambda: bench.inbox.resting and bench.heartbeats()[-1].steps_total == 2)
         turns = []
         bench.scheduler.has_work = lambda: turns.append(1)
         time.sleep(0.2)
@@ -251,15 +87,16 @@ def test_a_long_step_is_told_by_heartbeats(monkeypatch):
 
 def test_heartbeats_tell_idle_time_from_work(monkeypatch):
     monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.02)
+    begin = time.monotonic()
     with running(held=True) as bench:
-        begin = time.monotonic()
-        time.sleep(0.2)
+        until(lambda: bench.inbox.resting)
+        bench.ahead = 5.0
         bench.add("a", 1)
         until(lambda: len([beat for beat in bench.heartbeats() if beat.step_started is not None]) >= 2)
         first, second = [beat for beat in bench.heartbeats() if beat.step_started is not None][:2]
-        assert 0.0 < first.work.between["idle"] <= first.at - begin + 0.1
+        assert 5.0 <= first.work.between["idle"] <= first.at - begin
         assert second.work.between["idle"] == first.work.between["idle"], "a step is no idle time"
-        assert begin < first.at < second.at <= time.monotonic()
+        assert begin + 5.0 < first.at < second.at <= time.monotonic() + 5.0
         bench.runner.permits.release()
 
 
@@ -313,10 +150,8 @@ def test_an_abort_is_handled_while_a_step_runs():
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3)])
 def test_a_step_that_raises_ends_its_requests_alone(async_scheduling, error, caplog):
-    with running(held=True, async_scheduling=async_scheduling) as bench:
+    with running({"a": 5, "b": 5}, held=True, async_scheduling=async_scheduling) as bench:
         bench.runner.errors[2] = error
-        bench.add("a", 5)
-        bench.add("b", 5)
         until(lambda: bench.runner.begun == [1])
         bench.runner.permits.release(2)
         until(lambda: bench.ends() == {"a": "error", "b": "error"})
@@ -337,7 +172,7 @@ def test_steps_that_keep_failing_end_the_engine(caplog):
     for i in range(6):
         bench.add(f"r{i}", 1)
         until(lambda i=i: f"r{i}" in bench.ends())
-    bench.thread.join(5)
+    bench.thread.join(LIMIT_S)
     assert bench.ends() == {f"r{i}": "length" if i == 2 else "error" for i in range(6)}
     assert isinstance(bench.error, EngineBroken)
     assert "broken 6" in str(bench.error)
@@ -373,7 +208,7 @@ def test_shutdown_waits_for_the_running_step_only():
         time.sleep(0.02)
         assert bench.thread.is_alive()
         bench.runner.permits.release(100)
-        bench.thread.join(5)
+        bench.thread.join(LIMIT_S)
         assert bench.runner.begun == [1]
 
 
@@ -383,5 +218,5 @@ def test_a_fault_of_the_scheduler_ends_the_loop():
     bench.scheduler.update = lambda result, now: 1 / 0
     bench.thread.start()
     bench.add("a", 1)
-    bench.thread.join(5)
+    bench.thread.join(LIMIT_S)
     assert isinstance(bench.error, ZeroDivisionError)

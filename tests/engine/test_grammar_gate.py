@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -16,6 +14,7 @@ from headrace.engine.wire import Abort, Add, FromEngine, Outputs, Shutdown, Voca
 from headrace.sampling_params import SamplingParams, StructuredOutputs
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 from headrace.text.tokenizer import Tokenizer
+from tests.patience import LIMIT_S, until
 
 
 class Bench:
@@ -36,12 +35,6 @@ class Bench:
         self.gate.put(message)
         return message
 
-    def until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.002)
-
     @property
     def ended(self) -> list[TokenOutput]:
         return [output for message in self.sent if isinstance(message, Outputs) for output in message.outputs]
@@ -61,7 +54,7 @@ def test_a_request_goes_on_with_its_grammar_and_others_do_not_wait(bench: Bench)
     held = bench.add("a", "[0-9]+")
     free = bench.add("b", None)
     assert free in bench.posted
-    bench.until(lambda: held in bench.posted)
+    until(lambda: held in bench.posted)
     assert bench.gate.num_tokens == len(bench.vocabulary.tokens)
     assert bench.gate.end_token_ids == bench.vocabulary.end_token_ids
     first, second = bench.gate.new_matcher("a"), bench.gate.new_matcher("a")
@@ -87,7 +80,7 @@ def test_grammars_are_let_go_with_their_requests_but_the_latest_are_kept(bench: 
     bench.gate.put(Vocabulary(bench.vocabulary))
     for number, source in enumerate(["a", "b", "a", "c", "d", "a", "b"]):
         bench.add(str(number), source)
-    bench.until(lambda: len(bench.posted) == 7)
+    until(lambda: len(bench.posted) == 7)
     assert compiled == ["a", "b", "c", "d", "a", "b"]
     assert bench.gate.new_matcher("0") is not None
     bench.gate.emit(Outputs((TokenOutput(request_id="0", token_ids=(1,)),)))
@@ -102,7 +95,7 @@ def test_what_cannot_be_compiled_is_refused_alone(bench: Bench) -> None:
     bench.gate.put(Vocabulary(bench.vocabulary))
     bench.add("bad", "[0-")
     good = bench.add("good", "[0-9]")
-    bench.until(lambda: good in bench.posted)
+    until(lambda: good in bench.posted)
     (refused,) = bench.ended
     assert (refused.request_id, refused.finish_reason, refused.error_code) == ("bad", "error", "invalid_value")
     assert "unclosed" in (refused.error_message or "")
@@ -115,7 +108,7 @@ def test_a_fault_in_the_library_fails_the_request(bench: Bench, monkeypatch: pyt
     monkeypatch.setattr(grammar_gate, "compile_matcher", broken)
     bench.gate.put(Vocabulary(bench.vocabulary))
     bench.add("a", "x")
-    bench.until(lambda: bench.ended)
+    until(lambda: bench.ended)
     assert (bench.ended[0].error_code, bench.ended[0].request_id) == ("request_failed", "a")
     assert bench.posted == []
 
@@ -125,7 +118,7 @@ def test_an_abort_reaches_a_request_that_waits(bench: Bench, monkeypatch: pytest
     original = grammar_gate.compile_matcher
 
     def slow(structured: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
-        assert go_on.wait(20)
+        assert go_on.wait(LIMIT_S)
         return original(structured, tokenizer)
 
     monkeypatch.setattr(grammar_gate, "compile_matcher", slow)
@@ -138,6 +131,6 @@ def test_an_abort_reaches_a_request_that_waits(bench: Bench, monkeypatch: pytest
     bench.gate.put(Abort(AbortRequest(request_id="first")))  # not known here any more: the loop's affair
     last = bench.add("last", "z")
     go_on.set()
-    bench.until(lambda: last in bench.posted)
+    until(lambda: last in bench.posted)
     assert bench.posted == [Abort(AbortRequest(request_id="first")), last]
     assert bench.gate.new_matcher("first") is None

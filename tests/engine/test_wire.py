@@ -12,6 +12,7 @@ from headrace.config import EngineConfig, EngineInfo
 from headrace.core.explain import Difference, Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenLogprobs, TokenOutput
 from headrace.engine import wire
+from headrace.observe.work import KINDS, TOKEN_KINDS, PathWork, Work
 from headrace.sampling_params import SamplingParams, StructuredOutputs
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
@@ -117,6 +118,16 @@ EXPLANATIONS = st.builds(
     awaited_tokens=st.none() | COUNT,
 )
 
+PATH_WORK = st.builds(
+    PathWork,
+    steps=COUNT,
+    tokens=st.fixed_dictionaries(dict.fromkeys(TOKEN_KINDS, COUNT)),
+    seconds=st.fixed_dictionaries(dict.fromkeys(KINDS[:-2], NUMBER)),
+)
+WORK = st.builds(Work, paths=st.dictionaries(TEXT, PATH_WORK, max_size=2), between=st.fixed_dictionaries(dict.fromkeys(KINDS[-3:], NUMBER)))
+TRACED_ROWS = st.lists(st.builds(wire.TracedRow, TEXT, COUNT, COUNT, COUNT, st.booleans()), max_size=3).map(tuple)
+STEP_TRACES = st.builds(wire.StepTrace, COUNT, *[NUMBER] * 6, TEXT, COUNT, TRACED_ROWS)
+
 
 def body(frame: bytes) -> bytes:
     assert wire.body_length(frame[: wire.HEADER_BYTES]) == len(frame) - wire.HEADER_BYTES
@@ -130,6 +141,7 @@ def body(frame: bytes) -> bytes:
     | st.just(wire.Shutdown())
     | st.builds(wire.Vocabulary, VOCABULARIES)
     | st.builds(wire.Explain, QUERIES)
+    | st.builds(wire.Record, NUMBER)
 )
 def test_messages_to_the_engine(message):
     assert wire.decode_to_engine(body(wire.encode_frame(message))) == message
@@ -139,8 +151,9 @@ def test_messages_to_the_engine(message):
     st.builds(wire.Started, INFOS, STATS)
     | st.builds(wire.Failed, TEXT, TEXT, st.integers(0, 255))
     | st.builds(wire.Outputs, st.lists(OUTPUTS, max_size=4).map(tuple), st.none() | st.integers(1, 100))
-    | st.builds(wire.Heartbeat, STATS, st.none() | NUMBER, COUNT, NUMBER)
+    | st.builds(wire.Heartbeat, STATS, st.none() | NUMBER, COUNT, NUMBER, NUMBER, WORK)
     | st.builds(wire.Explained, EXPLANATIONS)
+    | STEP_TRACES
 )
 def test_messages_from_the_engine(message):
     assert wire.decode_from_engine(body(wire.encode_frame(message))) == message

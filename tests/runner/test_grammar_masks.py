@@ -175,15 +175,15 @@ class SlowMatcher:
 
 
 def test_a_mask_that_takes_too_long_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_masks, "MAX_WAIT_S", 0.3)
     masks = Masks({"a": FORMS[1], "b": FORMS[1]})
     slow = SlowMatcher(1e6)
     masks.grammars._matchers["b"] = slow  # type: ignore[assignment]
     masks.start(0, "b")
     masks.start(1, "a")
-    begin = time.monotonic()
-    assert masks.masks.wait([1, 0]) == {0: TOO_SLOW}
-    assert time.monotonic() - begin < 5
+    assert masks.masks.wait([1]) == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_masks, "MAX_WAIT_S", 0.3)
+        assert masks.masks.wait([1, 0]) == {0: TOO_SLOW}
     assert not masks.masks.holds(0)
     masks.start(0, "a")
     assert len(masks.allowed(0)) == 11  # while the lost thread still runs

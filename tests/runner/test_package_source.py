@@ -17,6 +17,7 @@ from headrace.runner.buckets import Bucket, decode_buckets
 from headrace.runner.compile_cache import Claim, DirectoryStore, PackageStore, StoreError
 from headrace.runner.package_source import PackageSource
 from headrace.runner.packages import SECRET_VARIABLE, key_of, package_facts, seal
+from tests.patience import LIMIT_S, until
 
 FACTS = {"torch": "2.13.0", "instruction set": "avx512vnni", "model": "m"}
 BUCKETS = decode_buckets(8)
@@ -30,10 +31,13 @@ def compiler_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 class CountingCompiler:
     def __init__(self, *, seconds: float = 0.0, failing: Sequence[str] = ()) -> None:
         self.compiled: list[str] = []
+        self.go_on: dict[str, threading.Event] = {}  # what the compilation of a bucket waits for
         self._seconds, self._failing = seconds, failing
 
     def compile(self, bucket: Bucket, tick: Callable[[], None]) -> bytes:
         time.sleep(self._seconds)
+        if bucket.name in self.go_on:
+            assert self.go_on[bucket.name].wait(LIMIT_S)
         tick()
         self.compiled.append(bucket.name)
         if bucket.name in self._failing:
@@ -102,7 +106,8 @@ def test_of_two_workers_that_start_together_one_compiles(tmp_path: Path) -> None
 
 
 def test_a_waiting_worker_goes_on_where_the_other_has_died(tmp_path: Path) -> None:
-    dying, waiting = Worker(DirectoryStore(tmp_path), seconds=0.05), Worker(DirectoryStore(tmp_path))
+    dying, waiting = Worker(DirectoryStore(tmp_path)), Worker(DirectoryStore(tmp_path))
+    dying.compiler.go_on["decode-2"] = threading.Event()
 
     def run_to_the_end() -> None:
         with pytest.raises(Stopped):
@@ -110,14 +115,17 @@ def test_a_waiting_worker_goes_on_where_the_other_has_died(tmp_path: Path) -> No
 
     thread = threading.Thread(target=run_to_the_end)
     thread.start()
-    time.sleep(0.07)
+    until(lambda: "decode-2" in dying.begun)
     other = threading.Thread(target=waiting.run)
     other.start()
+    until(lambda: waiting.begun)
     dying.ended.set()
+    dying.compiler.go_on["decode-2"].set()
     thread.join()
-    other.join(timeout=20)
+    other.join(LIMIT_S)
     assert waiting.found == ALL
-    assert len(dying.compiler.compiled) < len(BUCKETS)
+    assert dying.compiler.compiled == ["decode-1"]
+    assert waiting.compiler.compiled == ["decode-2", "decode-4", "decode-8"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"torn", None], ids=["empty", "torn", "altered"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ from torch import nn
 
 from headrace.kernels import cpu
 from headrace.kernels.cpu.build import KernelBuildError
+from tests.models.gguf_writer import write_gguf
+from tests.models.tiny_models import make
 from tests.scripts.load_script import load_script
 
 roofline = load_script("roofline")
@@ -34,6 +37,12 @@ def test_what_a_step_needs() -> None:
     assert need.packed == 4 * 64 * 32 + 2 * 128 * 32, "four tokens go through the layer, two rows are sampled"
     assert need.floats == 4 * 16 * 32 + (10 + 1 + 2 + 3) * 2 * 4 * 8 * 3, "the tokens see 10, 1, 2 and 3 positions"
     assert need.num_bytes == 64 * 32 * 5 // 8 + 16 * 32 * 2 + 128 * 32 * 17 // 16 + 4 + 100 * (10 + 3)
+
+
+def test_flags_of_the_server(tmp_path: Path) -> None:
+    write_gguf(make("LlamaConfig", {}), tmp_path / "model.gguf", "llama")
+    config = roofline.config_of(["--quantization", "none", "--model", str(tmp_path / "model.gguf"), *roofline.FIXED_FLAGS])
+    assert (config.quantization, config.max_model_len, config.enable_prefix_caching) == ("none", 4096, False)
 
 
 def test_the_limit_is_the_larger_of_two_times() -> None:

@@ -141,7 +141,7 @@ def test_server_that_does_not_start(soak: ModuleType) -> None:
 @pytest.mark.slow
 def test_short_soak(soak: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Blocks are few, so that requests are preempted too."""
-    options = {"duration": 10, "clients": 12, "malformed": 0.2, "max-prompt": 60, "max-output": 24, "patience": 120, "seed": 3}
+    options = {"duration": 6, "clients": 12, "malformed": 0.2, "max-prompt": 60, "max-output": 24, "patience": 120, "seed": 3}
     load = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     serve = ["--max-model-len=512", "--num-gpu-blocks-override=48", "--max-num-seqs=8", "--swap-space=64MiB"]
     report_file = tmp_path / "report.json"

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.patience import LIMIT_S
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-TIMEOUT_S = 30.0
 
 
 def find_browser() -> str | None:
@@ -67,7 +68,7 @@ class Browser:
             self._note(answer)
 
     def _receive(self) -> dict[str, Any]:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + LIMIT_S
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._read, 1 << 16) if ready else b""
@@ -96,7 +97,7 @@ class Browser:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = 15.0) -> None:
+    def wait(self, condition: str, seconds: float = LIMIT_S) -> None:
         """Until an expression in the page is true."""
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({condition})"):
@@ -105,7 +106,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Load a page whole; one that differs from the present one in its fragment only is not loaded."""
-        loads, deadline = self._loads, time.monotonic() + TIMEOUT_S
+        loads, deadline = self._loads, time.monotonic() + LIMIT_S
         self.send("Page.navigate", url=url)
         while self._loads == loads:
             assert time.monotonic() < deadline, f"{url} is not loaded"

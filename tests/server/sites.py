@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import uvicorn
 
 from headrace.server.protocol import BoundedHttpProtocol
 from headrace.server.serve import HttpServer, listen
+from tests.patience import LIMIT_S
+from tests.patience import eventually as until
 from tests.server.fakes import World
 
 
@@ -33,16 +34,9 @@ class Site:
     async def raw(self, data: bytes) -> bytes:
         reader, writer = await self.connect()
         writer.write(data)
-        received = await asyncio.wait_for(reader.read(), 5)
+        received = await asyncio.wait_for(reader.read(), LIMIT_S)
         writer.close()
         return received
-
-
-async def until(condition: Callable[[], bool], seconds: float = 3) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "still not so"
-        await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,9 +15,9 @@ import pytest
 
 from headrace.errors import EngineUnavailable, QueueFull
 from headrace.jobs import worker
-from headrace.server import routes_batches
 from headrace.text.tokenizer import Tokenizer
 from tests.engine.fake_engine import until
+from tests.patience import LIMIT_S
 from tests.server.fakes import World, refused
 
 FINISHED = ("completed", "failed", "cancelled", "expired")
@@ -67,7 +69,7 @@ async def get(world: World, batch_id: str, key: str = "") -> Json:
 
 
 async def finished(world: World, batch_id: str, key: str = "") -> Json:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while (batch := await get(world, batch_id, key))["status"] not in FINISHED:  # noqa: ASYNC110 - as a client polls
             await asyncio.sleep(0.01)
     return batch
@@ -183,9 +185,13 @@ async def test_cancel_keeps_what_is_done_and_frees_the_engine(world: World):
 
 
 async def test_a_batch_whose_window_ends(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(routes_batches, "WINDOW_S", 1)
-    world.generator.delay = {5: 60.0}
-    batch = await finished(world, (await create(world, [line("a"), *(line(f"s{i}", prompt="x" * 5) for i in range(9))]))["id"])
+    world.generator.delay = {5: 600.0}
+    batch = await create(world, [line("a"), *(line(f"s{i}", prompt="x" * 5) for i in range(9))])
+    async with asyncio.timeout(LIMIT_S):
+        while (await get(world, batch["id"]))["request_counts"]["completed"] < 1:  # noqa: ASYNC110 - as a client polls
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(time=lambda: batch["expires_at"], monotonic=time.monotonic))
+    batch = await finished(world, batch["id"])
     assert (batch["status"], batch["expired_at"] is not None, batch["completed_at"]) == ("expired", True, None)
     assert set(await results(world, batch["output_file_id"])) == {"a"}
     errors = await results(world, batch["error_file_id"])

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from tests.core.test_explain import serve as serve_prompt
+from tests.patience import LIMIT_S
 from tests.server.fakes import World, refused, write_model
 from tests.server.test_serve import Process
 
@@ -97,9 +98,9 @@ def test_a_real_engine_answers(tmp_path):
         process.wait_ready()
         prompt = "a prompt of more than two blocks of sixteen tokens"
         url = process.url + PATH
-        before = httpx.get(url, params={"prompt": prompt}, trust_env=False).json()
+        before = httpx.get(url, params={"prompt": prompt}, timeout=LIMIT_S, trust_env=False).json()
         assert process.complete(prompt=prompt).status_code == 200
-        after = httpx.post(url, json={"prompt": prompt}, trust_env=False).json()
+        after = httpx.post(url, json={"prompt": prompt}, timeout=LIMIT_S, trust_env=False).json()
         usage = process.complete(prompt=prompt).json()["usage"]
         assert (before["reason"], before["cached_tokens"]) == ("never_seen", 0)
         assert (after["reason"], after["cached_tokens"]) == ("cached", usage["prompt_tokens_details"]["cached_tokens"])

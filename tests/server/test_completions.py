@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from headrace.errors import ContextLengthExceeded, EngineUnavailable, QueueFull, RequestFailed
+from tests.patience import eventually
 from tests.server.fakes import ANSWER, CONTEXT, World, events, refused
 
 
@@ -268,8 +269,7 @@ async def test_usage_of_each_chunk(world: World):
 async def test_a_full_process_answers_at_once(world: World):
     world.generator.pause = asyncio.Event()
     running = [asyncio.create_task(world.complete(prompt="hi", max_tokens=2)) for _ in range(world.max_requests)]
-    while world.generator.open < world.max_requests:  # noqa: ASYNC110 - a test's own polling
-        await asyncio.sleep(0)
+    await eventually(lambda: world.generator.open == world.max_requests)
     response = await world.complete(prompt="hi")
     refused(response, 429, code="queue_full")
     assert int(response.headers["retry-after"]) >= 1

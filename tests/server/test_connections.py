@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from headrace.server import protocol
-from headrace.server.protocol import MAX_HEAD_BYTES
+from headrace.server.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from tests.patience import LIMIT_S
 from tests.server.fakes import refused
 from tests.server.sites import Site, until
 
@@ -47,7 +48,7 @@ async def test_hanging_up_frees_everything_on_every_route(site: Site, path: str,
     writer.write(site.wire(path, body))
     await until(lambda: world.generator.open == 1)
     if "stream" in body:
-        await asyncio.wait_for(reader.readuntil(b"delta"), 5)
+        await asyncio.wait_for(reader.readuntil(b"delta"), LIMIT_S)
     writer.close()
     await until(lambda: world.generator.open == 0 and world.service.admission.active == 0)
     assert world.service.bodies.used == 0
@@ -58,7 +59,7 @@ async def test_a_connection_serves_on_after_a_stream(site: Site):
     reader, writer = await site.connect()
     for _ in range(2):
         writer.write(site.wire("/v1/completions", {"prompt": "x", "max_tokens": 3, "stream": True}))
-        received = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        received = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), LIMIT_S)
         assert received.startswith(b"HTTP/1.1 200")
         assert b"data: [DONE]" in received
     writer.close()
@@ -68,10 +69,10 @@ async def test_events_are_written_while_the_answer_is_made(site: Site):
     site.world.generator.pause = asyncio.Event()
     reader, writer = await site.connect()
     writer.write(site.wire("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}))
-    first = await asyncio.wait_for(reader.readuntil(b'"H"}'), 5)
+    first = await asyncio.wait_for(reader.readuntil(b'"H"}'), LIMIT_S)
     assert b'"role":"assistant"' in first
     site.world.generator.pause.set()
-    assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), LIMIT_S)
     writer.close()
 
 
@@ -95,7 +96,7 @@ async def test_bytes_that_are_no_request_get_a_400_and_the_server_lives(site: Si
     answer = await site.raw(data)
     assert answer.startswith(b"HTTP/1.1 400 "), answer
     assert b'"error"' in answer
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as client:
         assert (await client.get(f"http://127.0.0.1:{site.port}/health")).status_code == 200
 
 
@@ -103,11 +104,19 @@ async def test_a_head_that_does_not_end_is_cut_off(site: Site, monkeypatch: pyte
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT", 0.1)
     for data in (b"", b"GET /health HTTP/1.1\r\nHost:"):
         assert await site.raw(data) == b""
+
+
+async def test_between_requests_a_connection_may_be_idle(site: Site, monkeypatch: pytest.MonkeyPatch):
+    """The time for a head runs until the head is there, and again from the first byte of the next one."""
+    begun: list[BoundedHttpProtocol] = []
+    start = BoundedHttpProtocol._start_head_timer
+    monkeypatch.setattr(BoundedHttpProtocol, "_start_head_timer", lambda protocol: (begun.append(protocol), start(protocol)))
     reader, writer = await site.connect()
-    for _ in range(2):  # between requests a connection may be idle for longer
+    for count in (1, 2):
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (await asyncio.wait_for(reader.readuntil(b"}"), 5)).startswith(b"HTTP/1.1 200")
-        await asyncio.sleep(0.2)
+        assert (await asyncio.wait_for(reader.readuntil(b"}"), LIMIT_S)).startswith(b"HTTP/1.1 200")
+        assert len(begun) == count
+        assert begun[-1]._head_timer is None
     writer.close()
 
 
@@ -119,7 +128,7 @@ async def test_a_chunked_body_is_read_whole(site: Site):
         writer.write(b"1\r\n%c\r\n" % byte)
         await asyncio.sleep(0)
     writer.write(b"0\r\n\r\n")
-    assert b'"count":5' in await asyncio.wait_for(reader.read(), 5)
+    assert b'"count":5' in await asyncio.wait_for(reader.read(), LIMIT_S)
     writer.close()
 
 
@@ -131,38 +140,40 @@ async def test_a_large_body_does_not_stop_a_stream(site: Site):
         b'{"prompt": [' + b"{}," * 6_000_000 + b"{}]}",
         b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
     ]
-    gaps: list[float] = []
+    turns: list[float] = []  # seconds of a core, of all threads: a pause of the machine is none, the interpreter lock held by another thread is
+    received: list[bytes] = []
     finished = asyncio.Event()
 
+    async def watch() -> None:
+        while not finished.is_set():
+            begin = time.process_time()
+            await asyncio.sleep(0)
+            turns.append(time.process_time() - begin)
+
     async def stream() -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as client:
             while not finished.is_set():
                 async with client.stream(
                     "POST", f"http://127.0.0.1:{site.port}/v1/completions", json={"prompt": "x", "max_tokens": 100, "stream": True}
                 ) as response:
-                    last = time.monotonic()
-                    async for _ in response.aiter_raw():
-                        now = time.monotonic()
-                        gaps.append(now - last)
-                        last = now
+                    received.extend([part async for part in response.aiter_raw()])
 
-    running = asyncio.create_task(stream())
+    running = [asyncio.create_task(stream()), asyncio.create_task(watch())]
+    await until(lambda: received)
+    before = len(received)
 
-    def send_all() -> list[tuple[httpx.Response, float]]:
-        answers = []
-        with httpx.Client(trust_env=False, timeout=30) as client:
-            for body in bodies:
-                started = time.monotonic()
-                answers.append((client.post(f"http://127.0.0.1:{site.port}/v1/completions", content=body), time.monotonic() - started))
-        return answers
+    def send_all() -> list[httpx.Response]:
+        with httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
+            return [client.post(f"http://127.0.0.1:{site.port}/v1/completions", content=body) for body in bodies]
 
     answers = await asyncio.to_thread(send_all)
+    during = len(received) - before
     finished.set()
-    await running
-    for response, seconds in answers:
+    await asyncio.gather(*running)
+    for response in answers:
         refused(response)
-        assert seconds < 2
-    assert max(gaps) < 0.5, f"the largest gap was {max(gaps):.3f} s"
+    assert during > 0
+    assert max(turns) < 0.25, f"the event loop stood still for {max(turns):.3f} s"
 
 
 async def test_the_official_client(site: Site):

@@ -15,6 +15,7 @@ from headrace.server.responses.schema import ResponseBody
 from headrace.server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from headrace.server.unsupported import UNSUPPORTED
 from headrace.text.tokenizer import Tokenizer
+from tests.patience import LIMIT_S
 from tests.server.fakes import World, refused
 
 BODIES = {
@@ -73,7 +74,7 @@ class Target:
 
     async def _post(self, path: str, content: bytes) -> httpx.Response:
         response = await self._world.http.post(path, content=content)
-        await asyncio.wait_for(self._world.service.admission.idle.wait(), 5)  # responses that are made in the background
+        await asyncio.wait_for(self._world.service.admission.idle.wait(), LIMIT_S)  # responses that are made in the background
         return response
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ def target(tokenizer: Tokenizer) -> Iterator[Target]:
     target.close()
 
 
-fuzz = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("path", BODIES)

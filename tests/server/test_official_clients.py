@@ -16,7 +16,8 @@ import pydantic
 import pytest
 
 from headrace.models.store import resolve_model
-from headrace.server.serve import listen
+from tests.patience import LIMIT_S
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
@@ -27,8 +28,7 @@ ASK = "Say hi."
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with listen("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("server") / "log.txt"
     command = [sys.executable, "-m", "headrace", "serve", str(resolve_model(None)), "--port", str(port), "--served-model-name", MODEL]
     command += ["--api-key", KEY, "--max-model-len", "2048"]
@@ -47,7 +47,7 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         try:
-            if httpx.get(f"{url}/ready", timeout=5, trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/ready", timeout=LIMIT_S, trust_env=False).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
@@ -56,13 +56,13 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @pytest.fixture
 def openai_client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=LIMIT_S) as client:
         yield client
 
 
 @pytest.fixture
 def anthropic_client(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=LIMIT_S) as client:
         yield client
 
 
@@ -97,7 +97,7 @@ def test_a_response_in_the_background_can_be_cancelled(openai_client: openai.Ope
     assert queued.status == "queued"
     assert openai_client.responses.cancel(queued.id).status == "cancelled"
     done = openai_client.responses.create(model=MODEL, input=ASK, background=True, max_output_tokens=2)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while (status := openai_client.responses.retrieve(done.id).status) != "incomplete":
         assert status in ("queued", "in_progress")
         assert time.monotonic() < deadline
@@ -163,8 +163,8 @@ def test_errors_are_the_clients_own(anthropic_client: anthropic.Anthropic, opena
     assert "nope" in str(unknown.value)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         anthropic_client.messages.create(model=MODEL, max_tokens=100_000, messages=messages)
-    with pytest.raises(anthropic.AuthenticationError):
-        anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0).messages.create(model=MODEL, max_tokens=1, messages=messages)
+    with anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as stranger, pytest.raises(anthropic.AuthenticationError):
+        stranger.messages.create(model=MODEL, max_tokens=1, messages=messages)
     with pytest.raises(openai.BadRequestError) as gone:
         openai_client.responses.create(model=MODEL, input=ASK, previous_response_id="resp_nope")
     assert gone.value.code == "previous_response_not_found"

@@ -20,6 +20,8 @@ from headrace.config import EngineConfig, ServerConfig
 from headrace.errors import ConfigError, StartError
 from headrace.server.ready_message import ready_message
 from headrace.server.serve import listen, read_template, run
+from tests.patience import LIMIT_S
+from tests.ports import free_port
 from tests.server.fakes import World, refused, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +31,10 @@ class Process:
     """`headrace serve` on a model of the fake runner."""
 
     def __init__(self, model: Path, *flags: str, port: int | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = port or probe.getsockname()[1]
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = model / "log.txt"
+        self.held = model / "held"
         command = [sys.executable, "-m", "headrace", "serve", str(model), "--port", str(self.port)]
         command += ["--runner-factory", "tests.server.fakes:make_runner", "--max-num-seqs", "8", *flags]
         with self.log.open("wb") as log:
@@ -42,13 +43,16 @@ class Process:
     def output(self) -> str:
         return self.log.read_text()
 
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=LIMIT_S, trust_env=False)
+
     def status(self, path: str) -> int | None:
         try:
-            return httpx.get(self.url + path, timeout=5, trust_env=False).status_code
+            return self.get(path).status_code
         except httpx.HTTPError:
             return None
 
-    def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = LIMIT_S) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"still not so\n{self.output()}"
@@ -63,15 +67,22 @@ class Process:
 
     def complete(self, **body: object) -> httpx.Response:
         fields = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True, **body}
-        return httpx.post(f"{self.url}/v1/completions", json=fields, timeout=30, trust_env=False)
+        return httpx.post(f"{self.url}/v1/completions", json=fields, timeout=LIMIT_S, trust_env=False)
 
     def wait_running(self, count: int) -> None:
         """Until the engine computes so many requests."""
         line = re.compile(rf"^headrace_num_requests_running{{.*}} {count}\.0$", re.MULTILINE)
-        self.until(lambda: line.search(httpx.get(f"{self.url}/metrics", trust_env=False).text) is not None)
+        self.until(lambda: line.search(self.get("/metrics").text) is not None)
 
-    def ended(self, seconds: float = 15) -> int:
-        return self.popen.wait(seconds)
+    def ended(self) -> int:
+        return self.popen.wait(LIMIT_S)
+
+    def hold(self) -> None:
+        """No start and no step ends from now on, but for one that is just ending."""
+        self.held.touch()
+
+    def let_go(self) -> None:
+        self.held.unlink()
 
     def engine_pid(self) -> int:
         children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
@@ -89,11 +100,14 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start(*flags, port=..., **script)` starts a server whose fake runner follows the script."""
+    """`start(*flags, port=..., held=..., **script)` starts a server whose fake runner follows the script, and is held by `Process.held`."""
     started: list[Process] = []
 
-    def start(*flags: str, port: int | None = None, **script: object) -> Process:
-        model = write_model(tmp_path / f"model-{len(started)}", **script)
+    def start(*flags: str, port: int | None = None, held: bool = False, **script: object) -> Process:
+        folder = tmp_path / f"model-{len(started)}"
+        model = write_model(folder, held_by=str(folder / "held"), **script)
+        if held:
+            (folder / "held").touch()
         started.append(Process(model, *flags, port=port))
         return started[-1]
 
@@ -109,17 +123,18 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_from_start_to_an_idle_end(start: Start):
-    process = start(start_seconds=1)
+    process = start(held=True)
     process.until(lambda: process.status("/health") == 200)
     assert process.status("/ready") == 503
     refused(process.complete(), 503, code="engine_unavailable")
+    process.let_go()
     process.wait_ready()
     first, again = process.complete(seed=1, temperature=0), process.complete(seed=2, temperature=0)
     assert first.json()["choices"] == again.json()["choices"]
     assert first.json()["usage"]["completion_tokens"] == 5
     assert f"is ready at {process.url}" in process.output()
     process.popen.send_signal(signal.SIGTERM)
-    assert process.ended(5) == 0
+    assert process.ended() == 0
     assert process.status("/health") is None
     assert "Traceback" not in process.output()
 
@@ -139,7 +154,7 @@ def test_https_with_a_certificate_of_ones_own(start: Start, tmp_path: Path):
     subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], check=True, capture_output=True)
     process = start("--ssl-certfile", str(cert), "--ssl-keyfile", str(key), eos_every=0)
     url = f"https://127.0.0.1:{process.port}"
-    with httpx.Client(verify=ssl.create_default_context(cafile=str(cert)), trust_env=False, timeout=10) as client:
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(cert)), trust_env=False, timeout=LIMIT_S) as client:
 
         def ready() -> bool:
             try:
@@ -152,7 +167,7 @@ def test_https_with_a_certificate_of_ones_own(start: Start, tmp_path: Path):
         assert client.post(f"{url}/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
     assert process.status("/health") is None  # nothing is said without encryption
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(f"{url}/health", trust_env=False)
+        httpx.get(f"{url}/health", timeout=LIMIT_S, trust_env=False)
     process.popen.terminate()
     assert process.ended() == 0
 
@@ -160,50 +175,54 @@ def test_https_with_a_certificate_of_ones_own(start: Start, tmp_path: Path):
 def test_running_requests_may_end(start: Start, pool: ThreadPoolExecutor):
     process = start(step_seconds=0.02)
     process.wait_ready()
-    plain = pool.submit(process.complete, max_tokens=100)
-    stream = pool.submit(process.complete, max_tokens=100, stream=True)
+    plain = pool.submit(process.complete, max_tokens=150)
+    stream = pool.submit(process.complete, max_tokens=150, stream=True)
     process.wait_running(2)
+    process.hold()
     process.popen.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    assert process.status("/ready") == 503
+    process.until(lambda: process.status("/ready") == 503)
     refused(process.complete(), 503, code="engine_unavailable")
-    assert plain.result().json()["usage"]["completion_tokens"] == 100
+    process.let_go()
+    assert plain.result().json()["usage"]["completion_tokens"] == 150
     assert stream.result().text.endswith("data: [DONE]\n\n")
-    assert process.ended(5) == 0
+    assert process.ended() == 0
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_those_that_take_too_long_end_with_an_error(start: Start, pool: ThreadPoolExecutor, force: bool):
-    process = start("--shutdown-timeout", "60" if force else "0.5", step_seconds=0.05)
+    process = start("--shutdown-timeout", "200" if force else "0.5", step_seconds=0.05)
     process.wait_ready()
     stream = pool.submit(process.complete, max_tokens=400, stream=True)
     plain = pool.submit(process.complete, max_tokens=400)
     process.wait_running(2)
+    process.hold()
     process.popen.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
     if force:
+        process.until(lambda: process.status("/ready") == 503)
         process.popen.send_signal(signal.SIGTERM)
-    assert process.ended(10) == (128 + signal.SIGTERM if force else 0)
+    assert process.ended() == (128 + signal.SIGTERM if force else 0)
     *_, last = stream.result().text.split("\n\n")[:-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
     refused(plain.result(), 503)
 
 
 def test_a_dead_engine_ends_streams_with_an_error_and_comes_back(start: Start, pool: ThreadPoolExecutor):
-    process = start(step_seconds=0.02, start_seconds=0.5)
+    process = start(step_seconds=0.05)
     process.wait_ready()
     stream = pool.submit(process.complete, max_tokens=400, stream=True)
     plain = pool.submit(process.complete, max_tokens=400)
     process.wait_running(2)
+    process.hold()
     os.kill(process.engine_pid(), signal.SIGKILL)
     *_, last = stream.result().text.split("\n\n")[:-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
     refused(plain.result(), 503)
     assert process.status("/ready") == 503
     assert process.status("/health") == 200
+    process.let_go()
     process.wait_ready()
     assert process.complete().status_code == 200
-    metrics = httpx.get(f"{process.url}/metrics", trust_env=False).text
+    metrics = process.get("/metrics").text
     assert "headrace_engine_restarts_total 1.0" in metrics
 
 
@@ -211,7 +230,7 @@ def test_an_engine_that_cannot_be_kept_alive_ends_the_server(start: Start, pool:
     process = start("--max-restarts", "0", step_seconds=0.02)
     process.wait_ready()
     os.kill(process.engine_pid(), signal.SIGKILL)
-    assert process.ended(10) == 1
+    assert process.ended() == 1
 
 
 def test_a_model_that_does_not_start_ends_the_server(start: Start):
@@ -229,10 +248,10 @@ def test_a_model_that_cannot_compute_is_never_ready(start: Start):
 
 
 def test_a_signal_while_the_model_loads_ends_at_once(start: Start):
-    process = start(start_seconds=30)
+    process = start(held=True)
     process.until(lambda: process.status("/health") == 200)
     process.popen.send_signal(signal.SIGTERM)
-    assert process.ended(8) == 0
+    assert process.ended() == 0
     assert "Traceback" not in process.output()
 
 
@@ -241,8 +260,8 @@ def test_a_busy_port_is_said_at_once(start: Start):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        process = start(port=port, start_seconds=30)
-        assert process.ended(10) == 1
+        process = start(port=port, held=True)
+        assert process.ended() == 1
         assert str(port) in process.output()
         assert "Traceback" not in process.output()
 

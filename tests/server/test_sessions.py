@@ -4,6 +4,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.patience import LIMIT_S
 from tests.server.fakes import write_model
 from tests.server.test_serve import Process
 
@@ -16,7 +17,7 @@ def serve_once(model: Path, flags: list[str]) -> tuple[dict, str]:
     try:
         process.wait_ready()
         body = {"messages": MESSAGES, "session_id": "talk", "max_tokens": 20, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        answer = httpx.post(f"{process.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+        answer = httpx.post(f"{process.url}/v1/chat/completions", json=body, timeout=LIMIT_S, trust_env=False)
         assert answer.status_code == 200, answer.text
         process.popen.terminate()
         assert process.ended() == 0, process.output()

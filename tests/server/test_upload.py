@@ -14,6 +14,7 @@ from headrace.errors import BodyTimeout, BodyTooLarge, InvalidRequest, RequestEr
 from headrace.server import upload
 from headrace.server.body import ClientGone
 from headrace.server.upload import Upload, receive_upload
+from tests.patience import LIMIT_S
 
 HEADERS = Headers({"content-type": 'multipart/form-data; boundary="xx"'})
 
@@ -32,10 +33,10 @@ async def receive(path: Path, pieces: Sequence[bytes], *, headers: Headers = HEA
 
     async def next_message() -> dict[str, object]:
         if not messages:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return messages.pop(0)
 
-    return await receive_upload(next_message, headers, path, **{"max_bytes": 100, "timeout": 5, **limits})  # type: ignore[arg-type]
+    return await receive_upload(next_message, headers, path, **{"max_bytes": 100, "timeout": LIMIT_S, **limits})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -53,10 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
     # another runner gives the name its own meaning
     path = name or store.DEFAULT_MODEL if "runner_factory" in options else store.resolve_model(name)
-    engine = EngineConfig(model=str(path), **options)
-    from headrace.server import serve
+    from headrace.engine import engine_process
+    from headrace.server.tenants import tenant_weights
 
-    return serve.run(engine, server, model_name=display_name(name or store.DEFAULT_MODEL))
+    engine = EngineConfig(model=str(path), tenant_weights=tenant_weights(server.limited_keys), **options)
+    with engine_process.launch(engine) as launched:  # it loads while this process imports what HTTP takes, a second's work
+        from headrace.server import serve
+
+        return serve.run(engine, server, model_name=display_name(name or store.DEFAULT_MODEL), launched=launched)
 
 
 def display_name(name: str) -> str:

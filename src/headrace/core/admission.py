@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 from headrace.config import SchedulerConfig
@@ -71,8 +71,9 @@ class Admission:
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
 
-    def start_waiting(self, draft: PlanDraft, *, background: bool) -> dict[int, int]:
+    def start_waiting(self, draft: PlanDraft, *, background: bool, kept: Callable[[str], bool] | None = None) -> dict[int, int]:
         """Start what may start now: preempted requests from the oldest on, then the queue in its order. `background`: such requests too.
+        `kept`: whether what is free is kept from a tenant.
 
         Returns, for requests that compute a prefix others wait for, by the id() of their block table, how many tokens from the start those want.
         """
@@ -80,6 +81,10 @@ class Admission:
         for request in self._candidates():
             if not self._roster.num_free_slots or (request.background and not background):
                 break  # background requests come after all others
+            if kept is not None and kept(request.message.tenant):
+                if len(self._roster.shares) == 1:
+                    break
+                continue
             outcome = self._try_start(request, draft)
             if outcome is _Outcome.NO_ROOM:
                 break

@@ -45,6 +45,7 @@ class PlanDraft:
         request.num_computed = end
         request.num_computed_before = max(request.num_computed_before, end)
         row.num_tokens += num_tokens
+        request.planned_step = self.step_id
         row.written.update(written)
         self.num_tokens += num_tokens
         if request.samples and end == len(request.token_ids) + request.num_pending:

@@ -7,7 +7,7 @@ tenant that waits has its part. What they have computed stays in the prefix cach
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass
 
 from headrace.core.admission import RESERVE_SHARE
 from headrace.core.draft import PlanDraft
@@ -16,7 +16,21 @@ from headrace.core.preemption import Preemption
 from headrace.core.request import Request
 from headrace.core.roster import Roster
 
-OWED_PATIENCE = 3.0
+
+@dataclass(slots=True)
+class _Held:
+    """What one tenant's running requests hold; blocks that they share count for each."""
+
+    tenant: str
+    num_slots: int = 0
+    num_blocks: int = 0
+
+    def excess(self, roster: Roster) -> float:
+        """How many times its part."""
+        return max(self.num_slots / roster.num_slots, self.num_blocks / roster.num_blocks) / roster.shares.part(self.tenant)
+
+    def is_above_part(self, roster: Roster) -> bool:
+        return roster.is_part(self.tenant, self.num_slots - 1, self.num_blocks - 1)
 
 
 class FairSlots:
@@ -26,10 +40,10 @@ class FairSlots:
         self._preemption = preemption
 
     def make_way(self, draft: PlanDraft) -> None:
-        """Preempt the fewest youngest requests of the tenant that holds most slots, so that the head of the queue can start.
+        """Preempt the fewest youngest requests of the tenant that holds most of its part, so that the head of the queue can start.
 
-        Only where the head's tenant has had no more tokens than the other one, and is below its part of the slots when that one is above. At
-        most one start a plan, and each request gives way at most once.
+        Only where the head's tenant has had no more tokens than the other one, and is below its part of slots and blocks when that one is
+        above. At most one start a plan, and each request gives way at most once.
         """
         if len(self._roster.shares) < 2:
             return
@@ -41,26 +55,22 @@ class FairSlots:
             self._preemption.preempt(victim, draft, may_swap=False)  # a plan that ends up without rows cannot move blocks
         draft.has_preempted = False  # it was no want of memory that keeps others from starting
 
-    def patience(self, prompts: list[Request]) -> float:
-        """How much longer than usual decodes wait beside these prompts: where one is of a tenant that is owed slots, and others have too many."""
-        if len(self._roster.shares) < 2:
-            return 1.0
-        held = Counter(request.message.tenant for request in self._roster.running if not request.background)
-        crowding = [tenant for tenant, count in held.items() if count > self._roster.part]
-        tenants = {request.message.tenant for request in prompts}
-        return OWED_PATIENCE if any(self._roster.is_owed(tenant, other) for tenant in tenants for other in crowding) else 1.0
-
     def _victims(self, head: Request) -> list[Request]:
-        """None where there is room already, or where none could be made."""
+        """None where there is room already, where none could be made, and for a request that wants more than its tenant's part."""
         victims: list[Request] = []
-        held = Counter(request.message.tenant for request in self._roster.running if not request.background)
-        if self._has_room(head, victims) or not held:
+        holdings = self._held()
+        if (
+            self._has_room(head, victims)
+            or not holdings
+            or self._roster.is_part(head.message.tenant, 0, self._kv.num_blocks_for(len(head.token_ids)))
+        ):
             return []
-        tenant, count = held.most_common(1)[0]
+        tenant = max(holdings, key=lambda name: holdings[name].excess(self._roster))
+        held = holdings[tenant]
         if not self._roster.is_owed(head.message.tenant, tenant):
             return []
         for candidate in reversed(self._roster.running):
-            if count <= self._roster.part:
+            if not held.is_above_part(self._roster):
                 break
             if (
                 candidate.message.tenant == tenant
@@ -69,10 +79,20 @@ class FairSlots:
                 and candidate.rank[0] >= head.rank[0]
             ):
                 victims.append(candidate)
-                count -= 1
+                held.num_slots -= 1
+                held.num_blocks -= len(candidate.table.blocks)
                 if self._has_room(head, victims):
                     return victims
         return []
+
+    def _held(self) -> dict[str, _Held]:
+        holdings: dict[str, _Held] = {}
+        for request in self._roster.running:
+            if not request.background:
+                held = holdings.setdefault(request.message.tenant, _Held(request.message.tenant))
+                held.num_slots += 1
+                held.num_blocks += len(request.table.blocks)
+        return holdings
 
     def _has_room(self, head: Request, victims: list[Request]) -> bool:
         pool = self._kv.pool

@@ -47,7 +47,7 @@ class PrefillNeed:
     rank: Rank
     deadline: float | None
     aged: bool  # it was running in an earlier step already
-    served: int  # tokens computed for its tenant, as a virtual counter
+    served: float  # tokens computed for its tenant, as a virtual counter
 
 
 def split_prefill(needs: Sequence[PrefillNeed], budget: int, *, aged_share: int, whole: bool = False) -> list[int]:
@@ -77,5 +77,5 @@ def split_prefill(needs: Sequence[PrefillNeed], budget: int, *, aged_share: int,
     return grants
 
 
-def _urgency(need: PrefillNeed) -> tuple[int, int, float, int, Rank]:
+def _urgency(need: PrefillNeed) -> tuple[int, float, float, int, Rank]:
     return (need.rank[0], need.served, float("inf") if need.deadline is None else need.deadline, need.num_tokens, need.rank)

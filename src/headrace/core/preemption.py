@@ -29,17 +29,21 @@ class Preemption:
         num_tokens = request.num_computed + 1
         if self._kv.grow(request.table, num_tokens):
             return True
-        victims = self._victims(request)
+        victims = self._victims(request, draft)
         for victim in victims:
             self.preempt(victim, draft)
         return bool(victims) and self._kv.grow(request.table, num_tokens)
 
-    def _victims(self, request: Request) -> list[Request]:
-        """The fewest youngest requests whose blocks give one free block; none where all that are younger could not give one."""
+    def _victims(self, request: Request, draft: PlanDraft) -> list[Request]:
+        """The fewest youngest requests whose blocks give one free block; none where all that are younger could not give one.
+
+        Those of a tenant to whom the request's owes slots come last.
+        """
         victims: list[Request] = []
-        for candidate in reversed(self._roster.running):
-            if candidate.rank <= request.rank:
-                break
+        younger = [other for other in reversed(self._roster.running) if other.rank > request.rank and other not in draft.rows]
+        if len(self._roster.shares) > 1:
+            younger.sort(key=lambda other: self._roster.is_owed(other.message.tenant, request.message.tenant))
+        for candidate in younger:
             victims.append(candidate)
             if self._kv.num_freed_by(victim.table for victim in victims):
                 return victims

@@ -45,6 +45,7 @@ class Request:
     needs_start: bool = False  # the runner does not know about the slot yet
     num_sent_blocks: int = 0  # blocks of the table that the runner knows
     admitted_step: int = 0  # step in which it last started to run
+    planned_step: int = 0  # the last step with a row of it
     num_cached: int | None = None  # prompt tokens that needed no computing; None before it first ran
     num_computed_before: int = 0  # highest num_computed ever: below it, computing is repeating
     num_preemptions: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
 from headrace.core.policy import Rank
@@ -12,12 +12,18 @@ from headrace.core.waiting_queue import TenantShares, WaitingQueue
 
 
 class Roster:
-    """`num_slots` rows of the runner's buffers and all live requests. `credit`: tokens by which a tenant that comes may be ahead of others."""
+    """`num_slots` rows of the runner's buffers and all live requests, which share `num_blocks`.
 
-    def __init__(self, num_slots: int, *, credit: int) -> None:
+    `credit`: tokens by which a tenant that comes may be ahead of others; `weights`: of tenants that are worth more or less than 1.
+    """
+
+    def __init__(self, num_slots: int, *, num_blocks: int, credit: int, weights: Mapping[str, float]) -> None:
         self.num_slots = num_slots
-        self.shares = TenantShares(credit=credit)  # charged with a whole prompt when it starts, and with each new token: who leaves the queue
-        self.computed = TenantShares(credit=credit)  # charged with positions when they are planned: whose prompts advance
+        self.num_blocks = num_blocks
+        self.shares = TenantShares(
+            credit=credit, weights=weights
+        )  # charged with a whole prompt when it starts, and with each new token: who leaves the queue
+        self.computed = TenantShares(credit=credit, weights=weights)  # charged with positions when they are planned: whose prompts advance
         self.waiting = WaitingQueue(self.shares)
         self.running: list[Request] = []  # sorted by rank
         self.preempted: list[Request] = []  # PREEMPTED and SWAPPED, sorted by rank
@@ -51,10 +57,10 @@ class Roster:
         """Live requests that somebody waits for."""
         return len(self._by_id) - self._num_background
 
-    @property
-    def part(self) -> int:
-        """Slots that each tenant in the engine may have whatever the others want."""
-        return max(1, self.num_slots // max(1, len(self.shares)))
+    def is_part(self, tenant: str, num_slots: int, num_blocks: int) -> bool:
+        """Whether so many slots or blocks are as much as the tenant, which is in the engine, may have whatever the others want."""
+        part = self.shares.part(tenant)
+        return num_slots >= max(1, int(self.num_slots * part)) or num_blocks >= int(self.num_blocks * part)
 
     def charge_computed(self, request: Request, num_tokens: int) -> None:
         """So many more positions are planned; those that were computed before a preemption are not charged again."""
@@ -64,10 +70,15 @@ class Roster:
     def slots_of(self, tenant: str) -> int:
         return sum(request.message.tenant == tenant for request in self.running)
 
+    def holds_part(self, tenant: str) -> bool:
+        """Whether the tenant has its part of the slots or of the blocks at least."""
+        tables = [request.table.blocks for request in self.running if request.message.tenant == tenant]
+        return self.is_part(tenant, len(tables), sum(len(blocks) for blocks in tables))
+
     def is_owed(self, tenant: str, other: str) -> bool:
-        """Whether the tenant has fewer slots than its part and no more tokens than the other one, which has its part of slots at least."""
+        """Whether the tenant has less than its part and no more tokens than the other one, which has its part at least."""
         fewer = self.shares.served(tenant) <= self.shares.served(other)
-        return tenant != other and fewer and self.slots_of(tenant) < self.part <= self.slots_of(other)
+        return tenant != other and fewer and self.holds_part(other) and not self.holds_part(tenant)
 
     def num_queued_with_one_more(self) -> int:
         """Requests beyond those that could run at once right now, if one more came. The forks of a request (n > 1) are a part of it.

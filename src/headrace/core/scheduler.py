@@ -7,6 +7,7 @@ tells the runner to use that sample. A request that turns out to be finished lea
 
 One plan, in this order:
 1. Decoding requests get one token each, from the oldest to the youngest; where blocks run out, younger ones are preempted (`preemption`).
+   While there are several tenants, some wait for a later step (`turns`).
 2. Waiting requests take slots and the blocks of their whole prompt (`admission`), unless something was just preempted (see `fair_slots`).
 3. The rest of the token budget goes to prompts (`policy.split_prefill`); beside decodes it is limited by the step-time model, so that the
    inter-token latency holds. Prompts that others wait for come first up to where those can start; then 2 and 3 are repeated.
@@ -35,11 +36,13 @@ from headrace.core.outputs import append_tokens, collect_prompt_logprobs, make_o
 from headrace.core.policy import AGED_SHARE, MIN_PREFILL_CHUNK, PrefillNeed, queue_key, rank, split_prefill
 from headrace.core.preemption import Preemption
 from headrace.core.prefix import HashFunction, blake2b_digest
+from headrace.core.prompt_budget import prompt_budget
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
 from headrace.core.speculation import Speculation
 from headrace.core.step_time import StepTimeModel
 from headrace.core.step_tokens import StepTokens, tokens_of
+from headrace.core.turns import TenantTurns
 
 MAX_RETRY_AFTER_S = 60
 LAST_ENDED = 256  # ids of ended requests that are remembered
@@ -59,11 +62,13 @@ class Scheduler:
             session_lease_s=config.session_lease_s,
             hash_function=hash_function,
         )
-        self._roster = Roster(config.max_num_seqs, credit=config.max_num_batched_tokens)
+        credit, weights = config.max_num_batched_tokens, dict(config.tenant_weights)
+        self._roster = Roster(config.max_num_seqs, num_blocks=config.num_blocks, credit=credit, weights=weights)
         self._admission = Admission(config, self._roster, self._kv)
         self._preemption = Preemption(self._roster, self._kv, mode=config.preemption_mode)
         self._background = Background(config, self._roster, self._kv, self._preemption, self._admission, self.step_time)
         self._fair_slots = FairSlots(self._roster, self._kv, self._preemption)
+        self._turns = TenantTurns(self._roster, self.step_time, lead=config.max_num_batched_tokens // 2)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self.step_tokens = StepTokens()  # of the step that `update` took in last
@@ -130,15 +135,19 @@ class Scheduler:
         """The next step, or None where nothing can run before a result is in. At most two plans may be without a result."""
         assert len(self._planned) < 2, "two plans are without a result"
         self._expire(now)
-        if self._planned and (self._awaits_tokens() or self._background.is_alone):
+        if self._planned and (self._awaits_tokens() or self._background.is_alone or not self._turns.may_plan_behind(self._planned[-1])):
             return None
         self._kv.begin_plan(now)
         draft = PlanDraft(step_id=self._next_step_id)
         if self.config.enable_chunked_prefill:
             made_way = self._background.make_way(draft, now)
             self._fair_slots.make_way(draft)
+            self._turns.begin(now)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
+            if draft.num_tokens == draft.num_decode_tokens and self._turns.open():
+                self._plan_decodes(draft)
+                self._plan_prompts(draft)
             self._background.plan(draft, now, may_start=not made_way, plan_decode=self._plan_decode, schedule=self._schedule)
         else:
             if not self._decoded_last:
@@ -167,7 +176,7 @@ class Scheduler:
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         for request in tuple(self._roster.running):
-            if request.state is RequestState.RUNNING and request.num_remaining == 1 and not self._comes_last(request):
+            if request.state is RequestState.RUNNING and request.num_remaining == 1 and request not in draft.rows and not self._is_left_out(request):
                 self._plan_decode(request, draft)
 
     def _plan_decode(self, request: Request, draft: PlanDraft) -> None:
@@ -176,21 +185,21 @@ class Scheduler:
             self._schedule(request, 1, draft)
             draft.num_decode_tokens += 1
 
-    def _comes_last(self, request: Request) -> bool:
-        """Whether the request is planned by `_plan_background`. Without chunked prefill its class alone orders it."""
-        return request.background and self.config.enable_chunked_prefill
+    def _is_left_out(self, request: Request) -> bool:
+        """Whether the request waits for a later step or for `_background`. Without chunked prefill its class alone orders it."""
+        return self.config.enable_chunked_prefill and (request.background or self._turns.skip(request))
 
     def _plan_prompts(self, draft: PlanDraft) -> None:
         budget: int | None = None
         while True:
             starts_background = not self.config.enable_chunked_prefill
-            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft, background=starts_background)
-            requests = [request for request in self._roster.running if self._is_prompt(request, draft) and not self._comes_last(request)]
+            wanted = {} if draft.has_preempted else self._admission.start_waiting(draft, background=starts_background, kept=self._turns.keeps_free)
+            requests = [request for request in self._roster.running if self._is_prompt(request, draft) and not self._is_left_out(request)]
             if not requests:
                 return
             first_pass = budget is None
             if budget is None:
-                budget = self._prompt_budget(requests, draft)
+                budget = prompt_budget(requests, draft, self.config, self.step_time, step_s=self._turns.step_s)
             chunked = self.config.enable_chunked_prefill
             needs = [
                 PrefillNeed(
@@ -218,22 +227,6 @@ class Scheduler:
         if row is not None:
             return not row.sample and request.num_remaining > 0
         return request.num_remaining > 1 or (request.num_remaining == 1 and request.admitted_step == draft.step_id)
-
-    def _prompt_budget(self, requests: list[Request], draft: PlanDraft) -> int:
-        budget = self.config.max_num_batched_tokens - draft.num_tokens
-        if not draft.num_decode_tokens:
-            return budget
-        target = self.config.target_itl_ms
-        return self.step_time.prefill_chunk(
-            decode_tokens=draft.num_decode_tokens,
-            decode_attended=draft.decode_attended,
-            num_prompts=len(requests),
-            context=max(request.num_computed for request in requests),
-            limit=budget,
-            floor=MIN_PREFILL_CHUNK,
-            target_s=None if target is None else target / 1000,
-            patience=self._fair_slots.patience(requests),
-        )
 
     def _awaits_tokens(self) -> bool:
         """Whether the next plan is better made when the tokens on their way are known, for guesses behind them."""

@@ -86,21 +86,20 @@ class StepTimeModel:
         limit: int,
         floor: int,
         target_s: float | None,
-        patience: float = 1.0,
     ) -> int:
         """Most prompt tokens, from `floor` to `limit`, beside these decodes so that the step keeps the inter-token latency.
 
         `num_prompts` share the chunk; `context` is the number of tokens before it. `target_s` None: ITL_FACTOR times the predicted
         decode-only step for one prompt. The time beyond that step grows with the root of the number of prompts, and where more prompts than
         decodes wait, with their ratio: a few fluent answers must not hold up many prompts, whose small chunks would leave most of the
-        machine's speed unused. `patience` multiplies it.
+        machine's speed unused.
         """
         if limit <= floor:
             return limit
         if not self.ready:
             return min(FIRST_CHUNK, limit)
         if target_s is None:
-            factor = 1.0 + (ITL_FACTOR - 1.0) * patience * max(math.sqrt(num_prompts), num_prompts / max(decode_tokens, 1))
+            factor = 1.0 + (ITL_FACTOR - 1.0) * max(math.sqrt(num_prompts), num_prompts / max(decode_tokens, 1))
             target_s = factor * self.predict(tokens=decode_tokens, attended=decode_attended, has_prefill=False)
         target_s /= self._ratio("prompt", KEPT_SHARE)
         low, high = floor, max(floor, min(limit, max(FIRST_CHUNK, GROWTH * self._most_tokens)))

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headrace.core.request import Request
 
 
 class TenantShares:
-    """Tokens served to each tenant, as virtual counters: whoever waits with the smallest goes first.
+    """Tokens served to each tenant, divided by its weight, as virtual counters: whoever waits with the smallest goes first.
 
     A tenant that comes back is lifted to `credit` tokens below the smallest counter among the present ones: enough for a short burst, and
     nobody saves up more service by staying away.
     """
 
-    def __init__(self, *, credit: int = 0) -> None:
+    def __init__(self, *, credit: int = 0, weights: Mapping[str, float] | None = None) -> None:
         self._credit = credit
-        self._served: dict[str, int] = {}
+        self._weights = weights or {}
+        self._served: dict[str, float] = {}
         self._num_present: dict[str, int] = {}
 
     def __len__(self) -> int:
         """How many tenants have requests in the engine."""
         return len(self._num_present)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._num_present)
+
     def join(self, tenant: str) -> None:
         """One more request of this tenant is in the engine."""
         if tenant not in self._num_present:
             floor = min((self._served[present] for present in self._num_present), default=self._credit)
-            self._served[tenant] = max(self._served.get(tenant, 0), floor - self._credit)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), floor - self._credit)
         self._num_present[tenant] = self._num_present.get(tenant, 0) + 1
 
     def leave(self, tenant: str) -> None:
@@ -39,10 +43,17 @@ class TenantShares:
             self._served.clear()  # nobody is owed anything by an idle engine
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        self._served[tenant] += num_tokens
+        self._served[tenant] += num_tokens / self._weight(tenant)
 
-    def served(self, tenant: str) -> int:
+    def served(self, tenant: str) -> float:
         return self._served[tenant]
+
+    def part(self, tenant: str) -> float:
+        """What part of everything is due to this tenant, which is in the engine."""
+        return self._weight(tenant) / sum(self._weight(present) for present in self._num_present)
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
 
 
 class WaitingQueue:

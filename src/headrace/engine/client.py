@@ -19,7 +19,7 @@ from typing import Literal, Protocol, TypeVar
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
-from headrace.engine.engine_process import EngineProcess
+from headrace.engine.engine_process import EngineProcess, LaunchedEngine
 from headrace.engine.output_error import error_of
 from headrace.engine.request_stream import RequestStream
 from headrace.engine.trace import Trace
@@ -55,11 +55,13 @@ class Sink(Protocol):
 class EngineClient:
     """Owns the engine process of one `EngineConfig`.
 
-    `max_restarts` within ten minutes bring a dead engine back; after that the state is "dead" for good.
+    `max_restarts` within ten minutes bring a dead engine back; after that the state is "dead" for good. `launched`: the first engine, where
+    it has been started already.
     """
 
-    def __init__(self, config: EngineConfig, *, max_restarts: int = 5) -> None:
+    def __init__(self, config: EngineConfig, *, max_restarts: int = 5, launched: LaunchedEngine | None = None) -> None:
         self.config = config
+        self._launched = launched
         self.state: State = "starting"
         self.info: EngineInfo | None = None
         self.heartbeat: Heartbeat | None = None  # the latest; None until the engine has started
@@ -215,7 +217,8 @@ class EngineClient:
 
     async def _launch(self) -> EngineInfo:
         """Spawns a child and waits for `Started`. Kills it on any failure."""
-        process = self._process = await EngineProcess.spawn(self.config)
+        launched, self._launched = self._launched, None
+        process = self._process = await (EngineProcess.spawn(self.config) if launched is None else EngineProcess.adopt(launched))
         try:
             try:
                 message = await process.receive()
@@ -353,17 +356,20 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Kills an engine whose step, or whose loop, is stuck; `_supervise` sees the end of the stream and does the rest."""
-        limit = self.config.step_timeout_s
         while True:
+            limit = self.config.step_timeout_s
             await asyncio.sleep(min(1.0, limit / 4))
             if self._process is None or not self._open:
                 continue
-            now = time.monotonic()
-            started = self.heartbeat.step_started if self.heartbeat is not None else None
-            stuck_since = min(self._last_heard, now if started is None else started)
-            if now - stuck_since > limit:
-                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", now - stuck_since, limit)
+            seconds = self._stuck_seconds(time.monotonic())
+            if seconds > limit:
+                logger.error("a step has been running for %.1f s, more than --step-timeout %g: the engine is killed", seconds, limit)
                 await self._process.kill()
+
+    def _stuck_seconds(self, now: float) -> float:
+        """The age of the running step, or of the latest sign of life where that is older."""
+        started = self.heartbeat.step_started if self.heartbeat is not None else None
+        return now - min(self._last_heard, now if started is None else started)
 
     def unavailable(self) -> EngineUnavailable:
         """The error of a request that comes now."""

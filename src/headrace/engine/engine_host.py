@@ -175,6 +175,7 @@ def scheduler_config(config: EngineConfig, info: EngineInfo, *, num_host_blocks:
         max_num_queued_reqs=config.max_num_queued_reqs,
         target_itl_ms=config.target_itl_ms,
         session_lease_s=config.session_lease_s,
+        tenant_weights=config.tenant_weights,
     )
 
 

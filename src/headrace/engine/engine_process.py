@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 
 from headrace.config import EngineConfig
 from headrace.engine.wire import HEADER_BYTES, Configure, FromEngine, Shutdown, ToEngine, body_length, decode_from_engine, encode_frame
@@ -30,6 +31,44 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedEngine:
+    """A child that has its config and loads, and to which nobody listens yet. Use as a context: where it ends, the child does."""
+
+    popen: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    def __enter__(self) -> LaunchedEngine:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self.connection.close()
+        self.popen.kill()  # a no-op for a child that has been reaped
+        self.popen.wait()
+
+
+def launch(config: EngineConfig) -> LaunchedEngine:
+    """Starts a child, from the thread that will listen to it: the child dies with the thread that made it.
+
+    A fresh interpreter, not a fork: the parent has threads, and torch does not survive a fork of them.
+    """
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())]
+    with theirs:
+        try:
+            popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=child_environment())
+        except OSError:
+            ours.close()
+            raise
+    launched = LaunchedEngine(popen=popen, connection=ours)
+    with suppress(OSError):  # a child that has died already is noticed where it is listened to
+        ours.sendall(encode_frame(Configure(config)))  # far less than a socket takes at once
+    return launched
+
+
 class EngineProcess:
     """One child. Whoever made it must call `kill()` or `close()`; both may be called again."""
 
@@ -40,29 +79,18 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, config: EngineConfig) -> EngineProcess:
-        """Starts the child and hands it its config. Started from the event loop's own thread: the child dies with the thread that made it.
+        """Starts the child and hands it its config, which takes a few milliseconds, from the event loop's own thread."""
+        return await cls.adopt(launch(config))
 
-        A fresh interpreter, not a fork: the parent has threads, and torch does not survive a fork of them.
-        """
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "headrace.engine.engine_host", str(theirs.fileno())]
-        with theirs:
-            try:
-                # A few milliseconds, and not for another thread (see above).
-                popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=child_environment())  # noqa: ASYNC220
-            except OSError:
-                ours.close()
-                raise
+    @classmethod
+    async def adopt(cls, launched: LaunchedEngine) -> EngineProcess:
+        """Listens to a child from now on."""
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_BUFFER_BYTES)
+            reader, writer = await asyncio.open_unix_connection(sock=launched.connection, limit=READ_BUFFER_BYTES)
         except BaseException:
-            ours.close()
-            popen.kill()
-            popen.wait()
+            launched.end()
             raise
-        process = cls(popen, reader, writer)
-        process.send(Configure(config))
-        return process
+        return cls(launched.popen, reader, writer)
 
     @property
     def pid(self) -> int:

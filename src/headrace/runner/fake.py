@@ -26,6 +26,7 @@ from headrace.errors import ConfigError, StartError
 from headrace.runner.interface import LOST_SLOT, NON_FINITE
 
 EMBEDDING_SIZE = 8
+HELD_PAUSE_S = 0.005  # between two looks at the file that holds it
 _MASK = (1 << 64) - 1
 
 
@@ -53,6 +54,7 @@ class FakeScript:
     step_seconds: float = 0.0  # each step takes so long
     token_seconds: float = 0.0  # and so much more for each of its tokens
     start_seconds: float = 0.0
+    held_by: str | None = None  # path: the start and each step wait while this file exists
     fail_start: str | None = None  # the start fails with this message
     raise_at_step: tuple[int, ...] = ()
     hang_at_step: int | None = None
@@ -120,6 +122,7 @@ class FakeRunner:
             raise StartError(script.fail_start)
         time.sleep(script.start_seconds)
         self.script = script
+        self._wait_while_held()
         self.block_size = config.block_size
         self.num_blocks = config.num_gpu_blocks_override or script.num_blocks
         self.num_host_blocks = script.num_host_blocks if config.swap_space else 0
@@ -180,6 +183,7 @@ class FakeRunner:
             raise
         computing = time.perf_counter()
         time.sleep(self.script.step_seconds + self.script.token_seconds * plan.num_tokens)
+        self._wait_while_held()
         end = time.perf_counter()
         return StepResult(step_id=plan.step_id, rows=rows, seconds=end - begin, model_seconds=end - computing)
 
@@ -220,6 +224,10 @@ class FakeRunner:
         while self.steps == script.hang_at_step:
             time.sleep(3600)
         raise RuntimeError(f"step {self.steps} raises because its script says so")
+
+    def _wait_while_held(self) -> None:
+        while self.script.held_by is not None and Path(self.script.held_by).exists():
+            time.sleep(HELD_PAUSE_S)
 
     def _start(self, start: SlotStart) -> None:
         if not 1 <= start.num_prompt_tokens <= len(start.token_ids):

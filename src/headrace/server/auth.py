@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterable
 
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.config import ApiKey
 from headrace.errors import AuthenticationFailed
 from headrace.server.rate_limits import KeyLimits
+from headrace.server.tenants import digest, tenant_of
 
 NO_LIMITS = KeyLimits()
 OPEN_PATHS = frozenset(("/health", "/ready"))  # these very spellings and no others
@@ -35,7 +35,7 @@ class KeyRing:
         if not self._limits:
             return "", NO_LIMITS
         given = self._known_digest(list(headers))
-        return given.hex()[:16], self._limits[given]
+        return tenant_of(given), self._limits[given]
 
     def _known_digest(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         bearers = [value.partition(b" ") for name, value in headers if name == b"authorization"]
@@ -62,7 +62,3 @@ class ApiKeys:
             is_open = scope["path"] in OPEN_PATHS
             state["tenant"], state["limits"] = ("", NO_LIMITS) if is_open else self._keys.holder(scope["headers"])
         await self._app(scope, receive, send)
-
-
-def digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -23,6 +23,7 @@ import uvloop
 
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.client import EngineClient
+from headrace.engine.engine_process import LaunchedEngine
 from headrace.engine.generation import GenerationRequest
 from headrace.engine.generation import Generator as TextGenerator
 from headrace.engine.heap import release_freed_memory
@@ -49,12 +50,15 @@ DEAD_CHECK_S = 0.5
 logger = logging.getLogger("headrace.server")
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig, *, model_name: str) -> int:
-    """Serves until a signal comes; returns the exit code. Raises `StartError` if the server cannot start."""
+def run(engine_config: EngineConfig, server_config: ServerConfig, *, model_name: str, launched: LaunchedEngine | None = None) -> int:
+    """Serves until a signal comes; returns the exit code. Raises `StartError` if the server cannot start.
+
+    `launched`: an engine of this config that loads already.
+    """
     set_up_logging()
     port = listen(server_config.host, server_config.port)
     with contextlib.closing(port), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ServingProcess(engine_config, server_config, model_name, port).run())
+        return runner.run(ServingProcess(engine_config, server_config, model_name, port, launched).run())
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -123,7 +127,10 @@ class Signals:
 class ServingProcess:
     """Everything between the start and the end of `headrace serve`."""
 
-    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, model_name: str, port: socket.socket) -> None:
+    def __init__(
+        self, engine_config: EngineConfig, server_config: ServerConfig, model_name: str, port: socket.socket, launched: LaunchedEngine | None = None
+    ) -> None:
+        self._launched = launched
         self._engine_config = engine_config
         self._config = server_config
         self._names = server_config.served_model_names or (model_name,)
@@ -133,7 +140,7 @@ class ServingProcess:
 
     async def run(self) -> int:
         self._signals = Signals()
-        self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts)
+        self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts, launched=self._launched)
         limit = self._engine_config.max_num_seqs + self._engine_config.max_num_queued_reqs
         self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit)
         self._batches = BatchService(self._service, self._batch_folder(), max_lines=self._engine_config.max_num_seqs)

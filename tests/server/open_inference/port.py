@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +13,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from headrace.server.open_inference.server import GrpcServer
+from tests.patience import eventually
 from tests.server.fakes import World
 
 
@@ -42,10 +41,7 @@ class Port:
 
     async def until_open(self, count: int) -> None:
         """Until the generator holds so many requests."""
-        deadline = time.monotonic() + 5
-        while self.world.generator.open != count:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        await eventually(lambda: self.world.generator.open == count)
 
 
 def tensor(name: str, datatype: str, values: Any) -> triton.InferInput:

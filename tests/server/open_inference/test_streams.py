@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from headrace.errors import QueueFull, RequestFailed
+from tests.patience import LIMIT_S
 from tests.server.fakes import ANSWER
 from tests.server.open_inference.port import Port, refused, stream, text, typed, words
 
@@ -79,19 +80,23 @@ async def test_a_cancelled_call_frees_everything(port: Port, streamed: bool):
     await port.until_open(3 if streamed else 1)
     call.cancel()
     await port.until_open(0)
-    await asyncio.wait_for(port.world.service.admission.idle.wait(), 5)
+    await asyncio.wait_for(port.world.service.admission.idle.wait(), LIMIT_S)
     assert port.world.service.bodies.used == 0
 
 
 async def test_the_deadline_of_the_call_is_the_requests(port: Port):
     port.world.generator.pause = asyncio.Event()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await port.stub.ModelInfer(typed(max_tokens=9), timeout=0.4)
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    for seconds in (0.4, 6, LIMIT_S):  # where the machine stands still, a call may be over before it reaches the server
+        begin = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await port.stub.ModelInfer(typed(max_tokens=9), timeout=seconds)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        if port.world.generator.requests:
+            break
     await port.until_open(0)
     deadline = port.world.generator.requests[0].deadline
     assert deadline is not None
-    assert deadline - time.monotonic() < 0.4
+    assert begin < deadline <= time.monotonic() + seconds
     late = QueueFull("Too late.")
     late.code = "deadline_exceeded"
     port.world.generator.error = late
@@ -106,10 +111,10 @@ async def test_closing_ends_idle_streams_at_once_and_running_ones_in_time(port: 
     port.world.generator.pause = asyncio.Event()
     await running.write(typed(max_tokens=3))
     await running.read()
-    closing = asyncio.ensure_future(port.server.close(grace=10))
-    assert await asyncio.wait_for(idle.code(), 2) == grpc.StatusCode.OK
+    closing = asyncio.ensure_future(port.server.close(grace=LIMIT_S))
+    assert await asyncio.wait_for(idle.code(), LIMIT_S) == grpc.StatusCode.OK
     assert not closing.done()
     port.world.generator.pause.set()
     assert [(await running.read()).error_message for _ in range(2)] == ["", ""]
     assert await running.read() is grpc.aio.EOF
-    await asyncio.wait_for(closing, 2)
+    await asyncio.wait_for(closing, LIMIT_S)

@@ -28,9 +28,10 @@ from headrace.server.openapi.operations import OPERATIONS
 from headrace.server.protocol import BoundedHttpProtocol
 from headrace.server.serve import HttpServer, listen
 from headrace.text.tokenizer import Tokenizer
+from tests.patience import LIMIT_S
 from tests.server.fakes import World, events
 
-SECONDS = float(os.environ.get("HEADRACE_SCHEMATHESIS_SECONDS", "20"))  # of the test that asks at random
+SECONDS = float(os.environ.get("HEADRACE_SCHEMATHESIS_SECONDS", "8"))  # of the test that asks at random
 CHECKS = (
     not_a_server_error,
     checks.status_code_conformance,
@@ -174,12 +175,12 @@ class Server:
 
     def __enter__(self) -> Server:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(LIMIT_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
 
     async def _run(self) -> None:
@@ -202,7 +203,7 @@ class Server:
 def test_the_server_does_what_the_document_says(tokenizer: Tokenizer, tmp_path: Path):
     """For `SECONDS`, shared out between the operations. Bodies from the document and bodies that break it; no 5xx, nothing undocumented."""
     with Server(tokenizer, tmp_path / "batches") as server:
-        document = httpx.get(f"{server.url}/openapi.json", trust_env=False).json()
+        document = httpx.get(f"{server.url}/openapi.json", timeout=LIMIT_S, trust_env=False).json()
         schema = schemathesis.openapi.from_dict(document)
         schema.config.update(base_url=server.url)
         operations = [result.ok() for result in schema.get_all_operations()]
@@ -211,7 +212,7 @@ def test_the_server_does_what_the_document_says(tokenizer: Tokenizer, tmp_path: 
         for operation in operations:
             counts[operation.label] = ask(operation, SECONDS / len(operations))
         assert min(counts.values()) >= 1, counts
-        assert httpx.get(f"{server.url}/ready", trust_env=False).json()["status"] == "ready"
+        assert httpx.get(f"{server.url}/ready", timeout=LIMIT_S, trust_env=False).json()["status"] == "ready"
 
 
 def ask(operation: Any, seconds: float) -> int:
@@ -227,7 +228,7 @@ def ask(operation: Any, seconds: float) -> int:
         nonlocal count
         if time.monotonic() > deadline and count > 2:
             raise TimeUp
-        case.call_and_validate(checks=CHECKS, timeout=10)
+        case.call_and_validate(checks=CHECKS, timeout=LIMIT_S)
         count += 1
 
     with contextlib.suppress(TimeUp):

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.errors import EngineUnavailable, InvalidRequest, RequestFailed
 from headrace.server.responses.schema import UNSUPPORTED, ResponseBody
+from tests.patience import LIMIT_S, eventually
 from tests.server.fakes import ANSWER, CONTEXT, World, refused
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -235,12 +236,12 @@ async def test_a_background_response_is_fetched_later(world: World):
     queued = (await respond(world, background=True)).json()
     assert (queued["status"], queued["background"], queued["output"]) == ("queued", True, [])
     path = f"/v1/responses/{queued['id']}"
-    await asyncio.sleep(0.01)
+    await eventually(lambda: world.generator.open == 1)
     assert (await world.http.get(path)).json()["status"] == "in_progress"
     assert world.service.admission.active == 1
     refused(await respond(world, previous_response_id=queued["id"]), param="previous_response_id")
     world.generator.pause.set()
-    await asyncio.wait_for(world.service.admission.idle.wait(), 5)
+    await asyncio.wait_for(world.service.admission.idle.wait(), LIMIT_S)
     final = (await world.http.get(path)).json()
     assert (final["status"], text_of(final)) == ("incomplete", ANSWER[:10])
     refused(await world.http.post(f"{path}/cancel"), param="response_id")
@@ -249,8 +250,7 @@ async def test_a_background_response_is_fetched_later(world: World):
 async def test_a_background_response_can_be_cancelled_or_deleted(world: World):
     world.generator.pause = asyncio.Event()
     paths = [f"/v1/responses/{(await respond(world, background=True)).json()['id']}" for _ in range(3)]
-    await asyncio.sleep(0.01)
-    assert world.generator.open == 3
+    await eventually(lambda: world.generator.open == 3)
     assert (await world.http.post(f"{paths[0]}/cancel")).json()["status"] == "cancelled"
     assert (await world.http.post(f"{paths[0]}/cancel")).json()["status"] == "cancelled"
     assert (await world.http.get(paths[0])).json()["status"] == "cancelled"
@@ -259,7 +259,7 @@ async def test_a_background_response_can_be_cancelled_or_deleted(world: World):
     world.generator.error = RequestFailed("broken")
     world.generator.error_after = 1
     world.generator.pause.set()
-    await asyncio.wait_for(world.service.admission.idle.wait(), 5)
+    await asyncio.wait_for(world.service.admission.idle.wait(), LIMIT_S)
     failed = (await world.http.get(paths[2])).json()
     assert (failed["status"], failed["error"]["message"]) == ("failed", "broken")
     refused(await world.http.get(paths[1]), 404)
