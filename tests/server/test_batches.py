@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from headrace.errors import EngineUnavailable, QueueFull
-from headrace.jobs import worker
+from headrace.jobs import input_file, worker
 from headrace.text.tokenizer import Tokenizer
 from tests.engine.fake_engine import until
 from tests.patience import LIMIT_S
@@ -129,6 +129,15 @@ async def test_a_bad_line_fails_alone(world: World):
     errors = {name: item["response"] for name, item in (await results(world, batch["error_file_id"])).items()}
     assert {name: item["status_code"] for name, item in errors.items()} == {"b": 400, "c": 400, "d": 404, "e": 400}
     assert [errors[name]["body"]["error"]["param"] for name in "bcde"] == ["temperature", "stream", "model", "prompt"]
+
+
+async def test_reading_a_long_file_rests_between_its_parts(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(input_file, "LINES_AT_ONCE", 2)
+    assert (await finished(world, (await create(world, [line(f"c{number}") for number in range(5)]))["id"]))["status"] == "completed"
+    monkeypatch.setattr(worker, "VALIDATION_REST", 1e6)  # each rest is for minutes
+    batch = await create(world, [line(f"c{number}") for number in range(5)])
+    await asyncio.sleep(0.2)
+    assert (await get(world, batch["id"]))["status"] == "validating"
 
 
 @pytest.mark.parametrize(

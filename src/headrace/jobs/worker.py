@@ -19,6 +19,7 @@ from headrace.jobs.sqlite import SqliteStore
 
 TICK_S = 0.25  # how often a batch that waits for room, or for its window to end, is looked at
 PAUSE_S = 1.0  # after lines were given back
+VALIDATION_REST = 2  # after each part of an input file a rest of so many times what it took: running answers want the processor more
 T = TypeVar("T")
 logger = logging.getLogger("headrace.jobs")
 
@@ -136,8 +137,11 @@ class BatchWorker:
         file = InputFile(path, endpoint=batch.endpoint, max_line_bytes=self._max_line_bytes)
         chunks = file.chunks()
         try:
+            begin = time.monotonic()
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
                 await jobs.run(jobs.batches.put, batch.batch_id, chunk)
+                await asyncio.sleep(VALIDATION_REST * (time.monotonic() - begin))
+                begin = time.monotonic()
         except FileNotFoundError:
             file.faults.append(Fault(code="file_not_found", message="The input file was removed.", param="input_file_id"))
         if file.faults:
