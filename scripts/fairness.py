@@ -23,15 +23,16 @@ import itertools
 import json
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
+
+from own_server import own_server
 
 MAX_SLOWDOWN = 1.5
 MIN_JAIN = 0.95
@@ -138,29 +139,6 @@ def milliseconds(values: Sequence[float]) -> str:
     return f"p50 {1000 * percentile(values, 0.5):.0f} ms, p95 {1000 * percentile(values, 0.95):.0f} ms, max {1000 * max(values):.0f} ms"
 
 
-@contextlib.contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[str]:
-    """URL of a server with the two KEYS that ends with the block."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
-        keys = Path(folder, "keys.yaml")
-        keys.write_text("".join(f"- {{name: {key.partition('-')[0]}, key: {key}}}\n" for key in KEYS), encoding="utf-8")
-        command = [sys.executable, "-m", "headrace", "serve", *arguments, "--port", "0", "--api-keys-file", str(keys)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            try:
-                assert process.stdout is not None
-                first = process.stdout.readline()
-                if " is ready at " not in first:
-                    log.seek(0)
-                    raise SystemExit(f"the server does not start: {first}{log.read()[-2000:]}")
-                yield first.split(" is ready at ")[1].strip()
-            finally:
-                process.terminate()
-                try:
-                    process.wait(60)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-
-
 async def stop(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Ends tasks by hanging up. What one of them raised before is raised here."""
     for task in tasks:
@@ -241,8 +219,11 @@ def main(arguments: Sequence[str]) -> int:
     if args.url and not (args.light_key and args.heavy_key):
         parser.error("--url needs --light-key and --heavy-key")
     with contextlib.ExitStack() as stack:
-        url = args.url or stack.enter_context(own_server(serve))
-        keys = (args.light_key, args.heavy_key) if args.url else KEYS
+        url, keys = args.url, (args.light_key, args.heavy_key)
+        if not url:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "keys.yaml")
+            file.write_text("".join(f"- {{name: {key.partition('-')[0]}, key: {key}}}\n" for key in KEYS), encoding="utf-8")
+            url, keys = stack.enter_context(own_server([*serve, "--api-keys-file", str(file)])).url, KEYS
         return 0 if asyncio.run(measure(args, url, keys)) else 1
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-from soak import own_server, read_metrics
+from own_server import own_server, read_metrics
 
 from headrace.cli.options import SERVE_GROUPS, add_options
 from headrace.cli.settings import engine_options
@@ -201,8 +201,8 @@ def main(arguments: Sequence[str]) -> int:
     args, serve = parse_arguments(arguments)
     breaks = graph_breaks(engine_config(serve))
     print(f"graph breaks: {breaks}", file=sys.stderr, flush=True)
-    with own_server(serve) as (url, _):
-        found = asyncio.run(measure(url, args))
+    with own_server(serve) as server:
+        found = asyncio.run(measure(server.url, args))
     found = {"graph breaks": breaks, **found}
     found["verdicts"]["no graph break"] = not any(breaks.values())
     print(json.dumps(found, indent=2))

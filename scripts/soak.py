@@ -19,17 +19,16 @@ import asyncio
 import contextlib
 import json
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import psutil
+from own_server import AT_REST, own_server, read_metrics
 
 MAX_SLOPE = 1.0  # MiB a minute after the warm-up
 MIN_WATCHED = 60.0  # seconds of memory samples that a slope needs
@@ -127,28 +126,6 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
         at = ours.index("--")
         ours, serve = ours[:at], ours[at + 1 :]
     return parser.parse_args(ours), serve
-
-
-@contextlib.contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """URL and process id of a server that ends with the block."""
-    with tempfile.TemporaryFile("w+") as log:
-        # port 0: the server chooses, and its ready message says which
-        command = [sys.executable, "-m", "headrace", "serve", *arguments, "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            try:
-                assert process.stdout is not None
-                first = process.stdout.readline()
-                if " is ready at " not in first:
-                    log.seek(0)
-                    raise SystemExit(f"the server does not start: {first}{log.read()[-2000:]}")
-                yield first.split(" is ready at ")[1].strip(), process.pid
-            finally:
-                process.terminate()
-                try:
-                    process.wait(60)
-                except subprocess.TimeoutExpired:
-                    process.kill()
 
 
 class Soak:
@@ -278,9 +255,6 @@ class Soak:
             await asyncio.sleep(0.2)
 
 
-AT_REST = ("headrace_num_requests_running", "headrace_num_requests_waiting", "headrace_num_requests_swapped", "headrace_kv_cache_usage_perc")
-
-
 def path_of(body: dict[str, Any]) -> str:
     return "/v1/chat/completions" if "messages" in body else "/v1/completions"
 
@@ -291,16 +265,6 @@ def name_of(command: Sequence[str]) -> str:
         if word in command:
             return name
     return "HTTP" if "serve" in command else "other"
-
-
-def read_metrics(text: str) -> dict[str, float]:
-    """Sums over the labels of each metric."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            name, value = line.split("{")[0].split(" ")[0], float(line.rsplit(" ", 1)[1])
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
 
 
 def report(soak: Soak, metrics: dict[str, float], warm_up: float) -> dict[str, Any]:
@@ -337,7 +301,10 @@ def report(soak: Soak, metrics: dict[str, float], warm_up: float) -> dict[str, A
 def main(arguments: Sequence[str]) -> int:
     args, serve = parse_arguments(arguments)
     with contextlib.ExitStack() as stack:
-        url, pid = (args.url, args.pid) if args.url else stack.enter_context(own_server(serve))
+        url, pid = args.url, args.pid
+        if not url:
+            server = stack.enter_context(own_server(serve))
+            url, pid = server.url, server.process.pid
         soak = Soak(args, url, pid)
         metrics = asyncio.run(soak.run())
     found = report(soak, metrics, args.duration / 4 if args.warm_up is None else args.warm_up)

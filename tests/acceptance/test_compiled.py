@@ -27,7 +27,7 @@ from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.models.tiny_models import TINY, make, prompt
 from tests.runner.random_service import random_service
 from tests.runner.tiny_model import Hand, save_tiny_llama
-from tests.scripts.load_script import load_recompiles
+from tests.scripts.load_script import load_script
 
 PATHS = ["decode-1", "decode-2", "mixed-64"]
 
@@ -115,7 +115,7 @@ def test_ids_are_those_of_the_ready_path_and_nothing_is_compiled_again(world: Wo
 @pytest.mark.slow
 def test_whatever_arrives_nothing_is_compiled_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--duration", "5", "--clients", "6", "--max-prompt", "100", "--max-token", "255"]
-    status = load_recompiles().main([*options, "--", str(world.model), *FLAGS, "--compile", "full", "--compile-cache", str(world.cache)])
+    status = load_script("recompiles").main([*options, "--", str(world.model), *FLAGS, "--compile", "full", "--compile-cache", str(world.cache)])
     report = json.loads(capsys.readouterr().out)
     assert report["graph breaks"] == {"decode": 0, "mixed": 0}
     assert report["paths"] == dict.fromkeys(PATHS, "compiled")

@@ -16,7 +16,7 @@ from typing import Any
 class ScriptedServer:
     first_s: float = 0.03
     gap_s: float = 0.01
-    fault: str = ""  # status, cut, event, json, silence: what goes wrong
+    fault: str = ""  # status, cut, event, json, silence, usage: what goes wrong or is missing
     asked: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     written: list[list[float]] = field(default_factory=list)  # by request: when each token was written
@@ -63,7 +63,8 @@ class ScriptedServer:
                 self._chunk(writer, b"data: {nonsense\n\n")
             if self.fault == "cut":
                 return
-        self._event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count}})
+        if self.fault != "usage":
+            self._event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count}})
         self._chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
 

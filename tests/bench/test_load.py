@@ -65,6 +65,12 @@ async def test_a_failure_is_told_and_fails_nobody_else(fault: str, words: str):
             raise AssertionError(record.error)
 
 
+async def test_without_usage_pieces_are_counted():
+    with scripted_server(fault="usage") as server:
+        (record,) = (await load(server, 1, tokens=4)).records
+    assert (record.error, record.num_output_tokens, record.num_prompt_tokens) == (None, 4, 0)
+
+
 async def test_nobody_listens_and_nobody_answers():
     target = Target("http://127.0.0.1:1")
     run = await run_load(target, [BenchRequest(prompt="p", max_tokens=1)], [0.0], model="m")

@@ -130,12 +130,20 @@ def test_totals_go_on_over_a_restart_of_the_engine():
     metrics = WorkMetrics()
     assert values(metrics, "headrace_work_seconds_total") == {(kind,): 0.0 for kind in KINDS}
     assert ("ready", "useful") in values(metrics, "headrace_path_seconds_total")
-    metrics.update(work_of("decode-4", useful=3.0, between={"idle": 5.0}))
-    metrics.update(work_of("decode-4", useful=4.0, between={"idle": 6.0}))
+    metrics.update(work_of("decode-4", useful=3.0, between={"idle": 5.0}), restarts=0)
+    metrics.update(work_of("decode-4", useful=4.0, between={"idle": 6.0}), restarts=0)
     assert values(metrics, "headrace_work_seconds_total")["useful",] == 4.0
-    metrics.update(work_of("ready", useful=1.0, between={"idle": 0.5}, tokens={"useful": 7}))
-    metrics.update(work_of("ready", useful=1.5, between={"idle": 0.5}, tokens={"useful": 8}))
+    metrics.update(work_of("ready", useful=1.0, between={"idle": 0.5}, tokens={"useful": 7}), restarts=1)
+    metrics.update(work_of("ready", useful=1.5, between={"idle": 0.5}, tokens={"useful": 8}), restarts=1)
     seconds = values(metrics, "headrace_work_seconds_total")
     assert (seconds["useful",], seconds["idle",]) == (5.5, 6.5)
     assert values(metrics, "headrace_path_seconds_total")["decode-4", "useful"] == 4.0
     assert values(metrics, "headrace_path_tokens_total")["ready", "useful"] == 8
+
+
+def test_a_new_engine_that_has_more_of_everything_is_a_new_one():
+    metrics = WorkMetrics()
+    metrics.update(work_of(useful=1.0, between={"idle": 1.0}), restarts=0)
+    metrics.update(work_of(useful=5.0, between={"idle": 9.0}), restarts=1)
+    seconds = values(metrics, "headrace_work_seconds_total")
+    assert (seconds["useful",], seconds["idle",]) == (6.0, 10.0)

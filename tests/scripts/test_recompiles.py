@@ -8,12 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from tests.scripts.load_script import load_recompiles
+from tests.scripts.load_script import load_script
 
 
 @pytest.fixture(scope="module")
 def recompiles() -> ModuleType:
-    return load_recompiles()
+    return load_script("recompiles")
 
 
 def test_arguments(recompiles: ModuleType) -> None:

@@ -82,6 +82,8 @@ async def _read(reader: asyncio.StreamReader, record: Record) -> None:
         record.error = "the stream ended before its end"
     elif record.error is None and record.first is None:
         record.error = "an answer without a token"
+    elif record.error is None and not record.num_output_tokens:
+        record.num_output_tokens = len(record.gaps) + 1  # a server that tells no usage: a token a piece, at least
 
 
 class _Answer:

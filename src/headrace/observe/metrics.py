@@ -194,7 +194,7 @@ class Metrics:
         """The text for /metrics and its content type."""
         self._compile.status = compile
         if work is not None:
-            self._work.update(work)
+            self._work.update(work, restarts=restarts)
         self._snapshot(stats, state, restarts)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.observe.work import KINDS, TOKEN_KINDS, PathWork, Work, plus, since
+from headrace.observe.work import KINDS, TOKEN_KINDS, PathWork, Work, plus
 
 
 class WorkMetrics(Collector):
@@ -16,12 +16,12 @@ class WorkMetrics(Collector):
     def __init__(self) -> None:
         self._ended = Work()  # of engines that are gone
         self._latest = Work()
+        self._restarts = 0
 
-    def update(self, work: Work) -> None:
-        """A later snapshot. One that has less of anything is of a new engine."""
-        change = since(self._latest, work)
-        if min(change.between.values()) < 0 or any(path.steps < 0 for path in change.paths.values()):
-            self._ended = plus(self._ended, self._latest)
+    def update(self, work: Work, *, restarts: int) -> None:
+        """A later snapshot, of the engine that came after so many restarts."""
+        if restarts != self._restarts:
+            self._ended, self._restarts = plus(self._ended, self._latest), restarts
         self._latest = work
 
     def collect(self) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
 from headrace.runner.pooling import PromptPooler
 from headrace.runner.preparation import Preparation
-from headrace.runner.sampler import Sampled, Sampler
+from headrace.runner.row_outcome import NOTHING, Outcome, outcomes_of
+from headrace.runner.sampler import Sampler
 from headrace.runner.sampling_table import SamplingTable
 from headrace.runner.token_history import TokenHistory
 from headrace.sampling_params import SamplingParams
@@ -39,19 +40,6 @@ from headrace.sampling_params import SamplingParams
 _PROMPT_LOGITS = 1 << 22  # logits of prompt positions that are held at once
 MAX_MASK_THREADS = 4
 _WARM_UP_TOKENS = 24  # not a whole number of blocks of the usual size: the decode step has room
-
-
-@dataclass(slots=True, kw_only=True)
-class _Outcome:
-    """What became of a row: its new token, or log probabilities of its prompt, or an error."""
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    complete: bool = False  # the grammar allows nothing more
-    error: str | None = None
-
-
-_NOTHING = _Outcome()
 
 
 class ModelRunner:
@@ -258,9 +246,7 @@ class ModelRunner:
             if row.num_speculated:
                 self._history.guess(row.slot, row.token_ids[-row.num_speculated :])
         batch = self._inputs.build(rows)
-        begin = time.perf_counter()
         hidden_TE = self._forward(batch)
-        self._model_seconds += time.perf_counter() - begin
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
         last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
         scores = [self._score_prompt(row, hidden_TE, first[index]) for index, row in enumerate(rows)]
@@ -269,7 +255,7 @@ class ModelRunner:
         tokens = dict(zip(sampling, self._sample([rows[i] for i in sampling], hidden_TE, [last[i] for i in sampling]), strict=True))
         results = []
         for index, row in enumerate(rows):
-            token = tokens.get(index, _NOTHING)
+            token = tokens.get(index, NOTHING)
             error = scores[index].error or token.error or _fault(pooled[index])
             if error is not None:
                 results.append(SampledRow(request_id=row.request_id, error=error))
@@ -287,13 +273,22 @@ class ModelRunner:
         return results
 
     def _forward(self, batch: Batch) -> Tensor:
-        return self._steps.forward(batch)
+        begin = time.perf_counter()
+        hidden_TE = self._steps.forward(batch)
+        self._model_seconds += time.perf_counter() - begin
+        return hidden_TE
+
+    def _logits(self, hidden_RE: Tensor) -> Tensor:
+        begin = time.perf_counter()
+        logits_RV = self._model.compute_logits(hidden_RE)
+        self._model_seconds += time.perf_counter() - begin
+        return logits_RV
 
     def _general(self, batch: Batch) -> Tensor:
         """The ready path: any step, eagerly."""
         return self._model(batch.input_ids_T, batch.meta.positions_T, self._storage.caches, batch.meta)
 
-    def _sample(self, rows: Sequence[Row], hidden_TE: Tensor, last: Sequence[int]) -> list[_Outcome]:
+    def _sample(self, rows: Sequence[Row], hidden_TE: Tensor, last: Sequence[int]) -> list[Outcome]:
         """The new tokens of each row, whose last hidden state stands at `last`."""
         if not rows:
             return []
@@ -305,26 +300,26 @@ class ModelRunner:
             places += range(end + 1 - count, end + 1)
             slots += [row.slot] * count
             num_guesses += range(count)
+        logits_RV = self._logits(hidden_TE.index_select(0, torch.tensor(places, dtype=torch.int64).to(self._device)))
         begin = time.perf_counter()
-        logits_RV = self._model.compute_logits(hidden_TE.index_select(0, torch.tensor(places, dtype=torch.int64).to(self._device)))
-        computed = time.perf_counter()
-        outcomes = _outcomes(rows, self._sampler.sample(logits_RV, slots, num_guesses))
-        self._model_seconds += (time.perf_counter() if self._device.type == "cuda" else computed) - begin  # a GPU computes while the sampler waits
+        outcomes = outcomes_of(rows, self._sampler.sample(logits_RV, slots, num_guesses))
+        if self._device.type == "cuda":  # it computes while the sampler waits
+            self._model_seconds += time.perf_counter() - begin
         for place, row in enumerate(rows):
             if outcomes[place].error == NON_FINITE:  # once more without its batch mates before the request fails
                 alone = replace(row, num_tokens=row.num_tokens - row.num_speculated, num_speculated=0)
                 hidden_TE = self._general(self._inputs.build([alone]))
-                outcomes[place] = _outcomes([alone], self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
+                outcomes[place] = outcomes_of([alone], self._sampler.sample(self._model.compute_logits(hidden_TE[-1:]), [row.slot]))[0]
             outcome = outcomes[place]
             if outcome.error is None and self._masks.holds(row.slot):
                 outcome.complete, outcome.error = self._masks.consume(row.slot, outcome.token_ids[-1])
         return outcomes
 
-    def _score_prompt(self, row: Row, hidden_TE: Tensor, begin: int) -> _Outcome:
+    def _score_prompt(self, row: Row, hidden_TE: Tensor, begin: int) -> Outcome:
         """Log probabilities of the prompt tokens at start+1 .., from the hidden states of the row's positions, which begin at `begin`."""
         most = self._prompt_counts[row.slot]
         if most is None:
-            return _NOTHING
+            return NOTHING
         hidden_TE = hidden_TE[begin : begin + row.num_tokens]
         end = min(row.start + row.num_tokens, int(self._history.num_prompt_S[row.slot]) - 1)  # last position scored
         target_T = torch.from_numpy(self._history.tokens_SL[row.slot, row.start + 1 : max(row.start, end) + 1].astype(np.int64)).to(self._device)
@@ -332,11 +327,11 @@ class ModelRunner:
         step = max(1, _PROMPT_LOGITS // self.vocab_size)
         for first in range(0, len(target_T), step):
             targets = target_T[first : first + step]
-            logits_TV = self._model.compute_logits(hidden_TE[first : first + len(targets)])
+            logits_TV = self._logits(hidden_TE[first : first + len(targets)])
             if not bool(logits_TV.amax(dim=1).isfinite().all()):
-                return _Outcome(error=NON_FINITE)
+                return Outcome(error=NON_FINITE)
             logprobs += token_logprobs(logits_TV, targets, [most] * len(targets))
-        return _Outcome(logprobs=tuple(logprobs))
+        return Outcome(logprobs=tuple(logprobs))
 
     def _peak_bytes(self, shape: KVShape, max_model_len: int) -> int:
         """Most bytes that one largest step takes on CUDA beside the weights and the KV storage."""
@@ -371,28 +366,3 @@ class ModelRunner:
 
 def _fault(pooled: bytes | None) -> str | None:
     return None if pooled is None or np.isfinite(np.frombuffer(pooled, dtype="<f4")).all() else NON_FINITE
-
-
-def _outcomes(rows: Sequence[Row], sampled: Sampled) -> list[_Outcome]:
-    """What was sampled for each row, up to the first token that is not the guess in its place. An error ends the tokens before it; it is
-    the row's where there are none."""
-    outcomes = []
-    first = 0
-    for row in rows:
-        count = 0
-        for guess in (*row.token_ids[len(row.token_ids) - row.num_speculated :], None):
-            if sampled.errors[first + count] is not None:
-                break
-            count += 1
-            if sampled.token_ids[first + count - 1] != guess:
-                break
-        logprobs = [entry for entry in sampled.logprobs[first : first + count] if entry is not None]
-        outcomes.append(
-            _Outcome(
-                token_ids=tuple(sampled.token_ids[first : first + count]),
-                logprobs=tuple(logprobs) or None,
-                error=None if count else sampled.errors[first],
-            )
-        )
-        first += row.num_speculated + 1
-    return outcomes
