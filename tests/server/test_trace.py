@@ -103,3 +103,29 @@ async def test_the_answer_is_a_file_and_what_the_document_says(world: World):
     assert set(body) == set(schemas["Trace"]["required"])
     world.engine.state = "restarting"
     refused(await world.http.post(PATH), 503)
+
+
+async def test_who_hangs_up_makes_room_for_the_next(world: World):
+    ended = asyncio.Event()
+
+    async def endless(seconds: float) -> Trace:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    world.engine.trace = endless  # type: ignore[method-assign]
+    arriving = iter([{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict:
+        return next(arriving)
+
+    async def send(message: dict) -> None:
+        raise AssertionError("nobody is there to be answered")
+
+    headers = [(b"host", b"x")]
+    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"seconds=60", "headers": headers}
+    scope |= {"http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("y", 1), "root_path": ""}
+    await asyncio.wait_for(world.app(scope, receive, send), 30)
+    assert ended.is_set()

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.errors import InvalidRequest
+from headrace.server.generation_route import until_disconnect
 from headrace.server.perfetto import trace_object
 from headrace.server.service import Service
 from headrace.server.streaming import encode
@@ -34,7 +35,7 @@ def seconds_of(request: Request) -> float:
 
 def routes(service: Service) -> list[Route]:
     async def trace(request: Request) -> Response:
-        found = await service.engine.trace(seconds_of(request))
+        found = await until_disconnect(request.receive, service.engine.trace(seconds_of(request)))
         data = await service.offload(ROW_BYTES * found.num_rows, lambda: encode(trace_object(found, model=service.model_names[0])))
         headers = {"Content-Disposition": 'attachment; filename="headrace-trace.json"', "Cache-Control": "no-store"}
         return Response(data, media_type="application/json", headers=headers)
