@@ -180,11 +180,13 @@ class World:
         self.generator = FakeGenerator()
         folder = config.pop("batch_folder", None)
         self.max_requests = int(str(config.pop("max_requests", 64)))
+        tracing = config.pop("tracing", None)
         self.service = Service(
             config=ServerConfig(**config),  # type: ignore[arg-type]
             engine=self.engine,
             model_names=("tiny", "other/name"),
             max_requests=self.max_requests,
+            tracing=tracing,  # type: ignore[arg-type]
         )
         self.tokenizer = tokenizer
         self.service.loaded = load(tokenizer, self.generator)

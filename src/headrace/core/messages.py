@@ -31,6 +31,7 @@ class AddRequest:
     fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
     background: bool = False  # nobody waits for it: it runs in what others leave, after every priority
     pooling: Pooling | None = None  # the prompt's vector is asked for and no token (params.max_tokens is 0)
+    traced: bool = False  # the engine tells at its end what it went through: see `engine.timeline`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ import logging
 import math
 import time
 from collections import deque
-from dataclasses import fields, replace
-from typing import Literal, Protocol, TypeVar
+from dataclasses import replace
+from typing import Literal, Protocol
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
@@ -22,8 +22,24 @@ from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, Tok
 from headrace.engine.engine_process import EngineProcess, LaunchedEngine
 from headrace.engine.output_error import error_of
 from headrace.engine.request_stream import RequestStream
+from headrace.engine.timeline import Watcher
+from headrace.engine.totals import add_totals
 from headrace.engine.trace import Trace
-from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Record, Started, StepTrace, Vocabulary, WireError
+from headrace.engine.wire import (
+    Abort,
+    Add,
+    Explain,
+    Explained,
+    Failed,
+    Heartbeat,
+    Outputs,
+    Record,
+    Started,
+    StepTrace,
+    Timeline,
+    Vocabulary,
+    WireError,
+)
 from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, QueueFull, RequestError, StartError
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
@@ -37,9 +53,6 @@ SAVE_GRACE_S = 60.0  # where sessions are written at the end
 _START_ERRORS: dict[str, type[StartError]] = {"ConfigError": ConfigError, "ModelLoadError": ModelLoadError}
 
 logger = logging.getLogger("headrace.engine")
-
-
-Snapshot = TypeVar("Snapshot", SchedulerStats, CompileStatus)
 
 
 class Sink(Protocol):
@@ -74,6 +87,7 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._vocabulary: GrammarVocabulary | None = None  # every engine is taught
         self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
+        self._watchers: dict[str, Watcher] = {}  # of open requests that are traced
         self._tasks: list[asyncio.Task[None]] = []
         self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
         self._query_ids = itertools.count()
@@ -116,17 +130,17 @@ class EngineClient:
             task.add_done_callback(self._notice_fault)
         return info
 
-    def submit(self, request: AddRequest) -> RequestStream:
+    def submit(self, request: AddRequest, watcher: Watcher | None = None) -> RequestStream:
         """Hands the request to the engine and returns the iterator of its outputs, which must be closed or read to its end.
 
         Closing it early aborts the request. Raises `EngineUnavailable` at once if no engine takes requests now.
         """
         stream = RequestStream(lambda: self.abort(request.request_id))
-        self.open(request, stream)
+        self.open(request, stream, watcher)
         return stream
 
-    def open(self, request: AddRequest, sink: Sink) -> None:
-        """Hands the request to the engine; `sink` gets its outputs until the last one or a failure. Raises like `submit`."""
+    def open(self, request: AddRequest, sink: Sink, watcher: Watcher | None = None) -> None:
+        """Hands the request to the engine; `sink` gets its outputs until the last one or a failure, `watcher` its timeline. Raises like `submit`."""
         if self.state != "ready" or self._process is None:
             raise self.unavailable()
         if request.request_id in self._open:
@@ -139,6 +153,8 @@ class EngineClient:
             self._last_heard = time.monotonic()
             self._idle.clear()
         self._open[request.request_id] = sink
+        if watcher is not None:
+            self._watchers[request.request_id] = watcher
         if self._trace is not None:
             self._trace.add_request(request)
 
@@ -311,6 +327,9 @@ class EngineClient:
                 case StepTrace():
                     if self._trace is not None:
                         self._trace.add_step(message)
+                case Timeline():
+                    if (watcher := self._watchers.pop(message.request_id, None)) is not None:
+                        watcher.computed(message)
                 case Explained(explanation):
                     query = self._queries.get(explanation.query_id)
                     if query is not None and not query.done():  # else nobody waits for it any more
@@ -326,6 +345,7 @@ class EngineClient:
             self._trace.add_output(output, self._last_heard)
         if output.finish_reason is not None:
             self._open.pop(output.request_id, None)
+            self._watchers.pop(output.request_id, None)  # one that the engine refused before it took it in
             if not self._open:
                 self._idle.set()
         if sink is None:
@@ -338,6 +358,7 @@ class EngineClient:
     def _fail_open(self, message: str) -> None:
         sinks = list(self._open.values())
         self._open.clear()
+        self._watchers.clear()
         self._idle.set()
         self.heartbeat = None
         if self._stats is not None:  # a dead engine runs nothing
@@ -381,11 +402,3 @@ class EngineClient:
             "dead": "The engine is not running.",
         }[self.state]
         return EngineUnavailable(message)
-
-
-def add_totals(stats: Snapshot, earlier: Snapshot | None) -> Snapshot:
-    """`stats` with the totals of earlier engines added, so that totals never fall."""
-    if earlier is None:
-        return stats
-    totals = [field.name for field in fields(stats) if field.name.endswith("_total")]
-    return replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in totals})

@@ -23,6 +23,7 @@ from headrace.config import CompileStatus
 from headrace.core.explain import Explanation, Query
 from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.step_tokens import StepTokens
+from headrace.engine.timeline import Timelines
 from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Record, Shutdown, StepTrace, TracedRow
 from headrace.observe.work import WorkLedger
 
@@ -117,6 +118,7 @@ class EngineCore:
         self._stale = True  # something has happened since the last heartbeat
         self._rested = True  # no step since the engine was at rest
         self._recorded_until = float("-inf")  # steps that start before are told one by one
+        self._timelines = Timelines()
         self._planned_at: dict[int, tuple[float, float]] = {}  # begin and end of planning, by step, of plans not done
 
     def post(self, message: Add | Abort | Shutdown | Explain | Record | News) -> None:
@@ -193,6 +195,7 @@ class EngineCore:
         self._stale = True
         match message:
             case Add(request):
+                self._timelines.add_request(request)
                 output = self._scheduler.add(request, self._clock())
             case Abort(request):
                 output = self._scheduler.abort(request)
@@ -260,6 +263,7 @@ class EngineCore:
             self._start(self._ahead)
             self._ahead = None
         self._outputs += self._scheduler.update(result, now)
+        self._timelines.add_step(plan, started, now)
         if started < self._recorded_until:
             self._emit(self._trace_of(plan, result, planned, started=started, ended=now))
         tokens = self._scheduler.step_tokens
@@ -302,6 +306,8 @@ class EngineCore:
     def _flush_outputs(self) -> None:
         if not self._outputs:
             return
+        for timeline in self._timelines.take(self._outputs):
+            self._emit(timeline)
         refused = any(output.error_code == "queue_full" for output in self._outputs)
         self._emit(Outputs(tuple(self._outputs), self._scheduler.retry_after() if refused else None))
         self._outputs.clear()

@@ -126,8 +126,29 @@ class StepTrace(msgspec.Struct, frozen=True, tag=13, array_like=True):
     rows: tuple[TracedRow, ...]
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a prompt in a step. Times are monotonic seconds."""
+
+    started: float
+    ended: float
+    start: int  # position of the first token
+    num_tokens: int
+
+
+class Timeline(msgspec.Struct, frozen=True, tag=14, array_like=True):
+    """What the engine did for a request with `AddRequest.traced`. Sent before its last output."""
+
+    request_id: str
+    chunks: tuple[Chunk, ...]  # the first ones; after a preemption there are more than the prompt needs
+    num_chunks: int  # all of them
+    decode_begin: float | None  # monotonic seconds; None: no decode step
+    decode_end: float | None
+    num_decode_steps: int
+    num_preemptions: int
+
+
 ToEngine = Configure | Add | Abort | Shutdown | Vocabulary | Explain | Record
-FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace
+FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace | Timeline
 Message = ToEngine | FromEngine
 
 _encoder = msgspec.msgpack.Encoder()
