@@ -65,6 +65,11 @@ def count(text: str) -> int:
     return int(value)
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Counts between commas, each once, ascending."""
+    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
+
+
 def count_or_auto(text: str) -> int | None:
     """A count; "auto" leaves the choice to the model."""
     return None if text == "auto" else count(text)

@@ -119,6 +119,8 @@ class StepResult:
     rows: tuple[SampledRow, ...]  # every row of the plan, in its order
     seconds: float  # wall time of the runner in this step
     model_seconds: float = 0.0  # of it in the model; the rest went into inputs, sampling and copies
+    input_seconds: float = 0.0  # of it in making tensors of the rows
+    sample_seconds: float = 0.0  # of it in picking tokens; on CUDA that waits for the model, and counts as the model's
     padded_tokens: int = 0  # computed beside the plan's only to fill a static shape
     path: str = "ready"  # what computed it: the ready path, or a compiled one by its name (see `config.PathStatus`)
     compiled: bool = False  # torch.compile worked in it, so its time says nothing about the model
