@@ -64,7 +64,7 @@ class FakeEngine:
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation:
         return explain(self.kv, Query(query_id=0, token_ids=token_ids, cache_salt=cache_salt, tenant=tenant), now=100.0)
 
-    async def trace(self, seconds: float) -> Trace:
+    async def trace(self, seconds: float, *, kernels: bool = False) -> Trace:
         if self.state != "ready":
             raise EngineUnavailable("The engine has died and is being restarted.")
         return Trace(begin=0.0, end=seconds)

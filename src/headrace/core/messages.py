@@ -127,6 +127,17 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One operator on the CPU or kernel on a device that a step ran. Times are seconds of the monotonic clock."""
+
+    name: str
+    device: str  # cpu, or cuda:N
+    track: int  # thread of the CPU, stream of the device: what is on one track is nested or one after the other
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
     request_id: str
     token_ids: tuple[int, ...] = ()  # new since the last output

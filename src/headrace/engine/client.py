@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -24,7 +23,7 @@ from headrace.engine.output_error import error_of
 from headrace.engine.request_stream import RequestStream
 from headrace.engine.timeline import Watcher
 from headrace.engine.totals import add_totals
-from headrace.engine.trace import Trace
+from headrace.engine.trace import Trace, TraceRecorder
 from headrace.engine.wire import (
     Abort,
     Add,
@@ -32,15 +31,15 @@ from headrace.engine.wire import (
     Explained,
     Failed,
     Heartbeat,
+    Kernels,
     Outputs,
-    Record,
     Started,
     StepTrace,
     Timeline,
     Vocabulary,
     WireError,
 )
-from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, QueueFull, RequestError, StartError
+from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, RequestError, StartError
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
@@ -91,7 +90,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
         self._query_ids = itertools.count()
-        self._trace: Trace | None = None  # being recorded
+        self._recorder = TraceRecorder()
         self._idle = asyncio.Event()  # no id is open
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
@@ -155,8 +154,7 @@ class EngineClient:
         self._open[request.request_id] = sink
         if watcher is not None:
             self._watchers[request.request_id] = watcher
-        if self._trace is not None:
-            self._trace.add_request(request)
+        self._recorder.add_request(request)
 
     def teach(self, vocabulary: GrammarVocabulary) -> None:
         """What the engine must know before it is given a request with `params.structured`. Each engine is told once, later ones at their start."""
@@ -190,20 +188,11 @@ class EngineClient:
         finally:
             self._queries.pop(query.query_id, None)
 
-    async def trace(self, seconds: float) -> Trace:
+    async def trace(self, seconds: float, *, kernels: bool = False) -> Trace:
         """Records what happens from now on for so long. Raises `EngineUnavailable`, and `QueueFull` while another trace is recorded."""
         if self.state != "ready" or self._process is None:
             raise self.unavailable()
-        now = time.monotonic()
-        if self._trace is not None:
-            raise QueueFull("Another trace is being recorded.", retry_after=math.ceil(max(1.0, self._trace.end - now)))
-        trace = self._trace = Trace(begin=now, end=now + seconds)
-        self._process.send(Record(trace.end))
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._trace = None
-        return trace
+        return await self._recorder.record(seconds, self._process.send, kernels=kernels)
 
     async def drain(self, timeout: float) -> bool:
         """Takes no more requests and waits for the open ones. False if some are still open after `timeout` seconds."""
@@ -325,8 +314,9 @@ class EngineClient:
                     if message.compile is not None:
                         self._compile = add_totals(message.compile, self._earlier_compile)
                 case StepTrace():
-                    if self._trace is not None:
-                        self._trace.add_step(message)
+                    self._recorder.add_step(message)
+                case Kernels():
+                    self._recorder.add_kernels(message)
                 case Timeline():
                     if (watcher := self._watchers.pop(message.request_id, None)) is not None:
                         watcher.computed(message)
@@ -341,8 +331,7 @@ class EngineClient:
 
     def _deliver(self, output: TokenOutput, retry_after: int | None) -> None:
         sink = self._open.get(output.request_id)
-        if self._trace is not None:
-            self._trace.add_output(output, self._last_heard)
+        self._recorder.add_output(output, self._last_heard)
         if output.finish_reason is not None:
             self._open.pop(output.request_id, None)
             self._watchers.pop(output.request_id, None)  # one that the engine refused before it took it in
@@ -359,6 +348,7 @@ class EngineClient:
         sinks = list(self._open.values())
         self._open.clear()
         self._watchers.clear()
+        self._recorder.add_kernels(Kernels((), message))
         self._idle.set()
         self.heartbeat = None
         if self._stats is not None:  # a dead engine runs nothing

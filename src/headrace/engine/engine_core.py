@@ -21,8 +21,9 @@ from typing import Protocol
 
 from headrace.config import CompileStatus
 from headrace.core.explain import Explanation, Query
-from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.messages import AbortRequest, AddRequest, Kernel, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.step_tokens import StepTokens
+from headrace.engine.kernel_recorder import KernelRecorder
 from headrace.engine.timeline import Timelines
 from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Record, Shutdown, StepTrace, TracedRow
 from headrace.observe.work import WorkLedger
@@ -53,6 +54,8 @@ class SchedulerLike(Protocol):
 
 class RunnerLike(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
+    def start_profile(self) -> None: ...
+    def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]: ...
 
 
 def debugging() -> bool:
@@ -104,7 +107,8 @@ class EngineCore:
         self._at_rest = at_rest
         self._clock = clock
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | Record | None] = queue.SimpleQueue()
+        self._kernels = KernelRecorder(runner, emit)
         self._running: StepPlan | None = None  # handed to the runner, not yet done
         self._ahead: StepPlan | None = None  # planned, runs next
         self._step_started: float | None = None
@@ -152,6 +156,9 @@ class EngineCore:
     def _run_plans(self) -> None:
         """Body of the runner's thread."""
         while (plan := self._plans.get()) is not None:
+            if isinstance(plan, Record):
+                self._kernels.record(plan)
+                continue
             try:
                 outcome: StepResult | BaseException = self._runner.execute(plan)
             except BaseException as error:  # also SystemExit, which would end this thread in silence
@@ -207,8 +214,9 @@ class EngineCore:
             case Shutdown():
                 self._stopping = True
                 return
-            case Record(until):
+            case Record(until=until):
                 self._recorded_until = until
+                self._plans.put(message)
                 return
             case Explain(query):
                 self._emit(Explained(self._scheduler.explain(query, self._clock())))

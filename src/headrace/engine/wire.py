@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
-from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
+from headrace.core.messages import AbortRequest, AddRequest, Kernel, SchedulerStats, TokenOutput
 from headrace.observe.work import Work
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
@@ -99,6 +99,7 @@ class Record(msgspec.Struct, frozen=True, tag=12, array_like=True):
     """Asks for a `StepTrace` of every step that starts before `until` (monotonic seconds)."""
 
     until: float
+    kernels: bool = False  # their kernels are recorded, until another `Record` comes
 
 
 class TracedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -147,8 +148,15 @@ class Timeline(msgspec.Struct, frozen=True, tag=14, array_like=True):
     num_preemptions: int
 
 
+class Kernels(msgspec.Struct, frozen=True, tag=15, array_like=True):
+    """What was recorded of kernels; the answer to the `Record` that ended it."""
+
+    kernels: tuple[Kernel, ...]
+    error: str | None = None  # why there are none
+
+
 ToEngine = Configure | Add | Abort | Shutdown | Vocabulary | Explain | Record
-FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace | Timeline
+FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace | Timeline | Kernels
 Message = ToEngine | FromEngine
 
 _encoder = msgspec.msgpack.Encoder()
