@@ -64,6 +64,7 @@ def test_flags_exist(page: Path) -> None:
         | flags_of("bench", "serve")
         | flags_of("bench", "compare")
         | flags_of("doctor")
+        | flags_of("plan")
     )
     known |= {"config", "resume", "output", "chat", "help"} | OTHER_TOOLS_FLAGS
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
