@@ -58,27 +58,49 @@ def test_blocks_are_given_up_at_once_and_nothing_is_swapped():
     engine.check_at_rest()
 
 
-def test_beside_others_a_step_grows_by_a_tenth_at_most():
-    engine = Engine(config(max_num_batched_tokens=128))
+def warm(engine: Engine) -> None:
     for i in range(8):
         engine.add(request(f"warm{i}", 6 + i, 6))
     while engine.scheduler.has_work():
         turn(engine)
+
+
+def test_beside_others_background_work_takes_a_tenth_of_the_time_and_no_step_more_than_twice():
+    engine = Engine(config(max_num_batched_tokens=128, num_blocks=400, max_model_len=800))
+    warm(engine)
     for i in range(4):
-        engine.add(request(f"bg{i}", 40, 20, arrival=engine.now, background=True))
-    for _ in range(3):
-        turn(engine)
-    engine.add(request("fg", 60, 12, arrival=engine.now))
-    first = turn(engine)
-    assert tokens_of(first, "fg") == 60
+        engine.add(request(f"bg{i}", 30, 20, arrival=engine.now, background=True))
+    engine.add(request("fg", 60, 600, arrival=engine.now))
+    others, background, chunks = [], [], []
     while tokens_of(plan := turn(engine), "fg"):
-        assert tokens_of(plan, "fg") == 1
-        assert tokens_of(plan, "bg") <= 1
-    assert tokens_of(first, "bg") <= 7
+        others.append(tokens_of(plan, "fg"))
+        background.append(tokens_of(plan, "bg"))
+        if background[-1]:
+            chunks.append(plan)
+    assert others[0] == 60
+    assert background[0] <= 6, "a prompt of others has made this step long already"
+    assert max(background[1:]) <= 1, "twice a step of one token"
+    assert sum(others) * 0.08 <= sum(background) <= sum(others) * 0.11 + 1
     while engine.scheduler.has_work():
         turn(engine)
     engine.check_answers()
-    engine.check_at_rest()
+
+
+def test_beside_others_time_is_saved_for_a_chunk_worth_its_step():
+    """Eight streams, each step as long as eight tokens: a prompt gets chunks of 8 every ten steps rather than bits of it all the time."""
+    engine = Engine(config(max_num_batched_tokens=128, num_blocks=400, max_num_seqs=10, max_model_len=400))
+    warm(engine)
+    for i in range(8):
+        engine.add(request(f"fg{i}", 8, 300, arrival=engine.now))
+    for _ in range(3):
+        turn(engine)
+    engine.add(request("bg", 64, 2, arrival=engine.now, background=True))
+    seen = [tokens_of(turn(engine), "bg") for _ in range(120)]
+    assert set(seen[: seen.index(1)]) == {0, 8}, "chunks until the first token that it decodes"
+    assert 8 <= seen.index(8, seen.index(8) + 1) - seen.index(8) <= 12
+    while engine.scheduler.has_work():
+        turn(engine)
+    engine.check_answers()
 
 
 def test_steps_of_background_work_alone_are_short_and_not_planned_ahead():

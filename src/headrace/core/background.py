@@ -1,7 +1,8 @@
 """Work that nobody waits for: it runs in what others leave, and gives its place to them.
 
-A background request is of the last priority class under every policy. While others are in the engine its rows may make a step only a little
-longer than theirs alone; else a step of it is short, so that whoever comes next waits for a moment only, and none is planned ahead.
+A background request is of the last priority class under every policy. While others are in the engine its rows take a small share of the time:
+each step of theirs adds to a credit, which rows of background requests use up. Saved for a few steps it pays for a prompt's chunk, which no
+single step's share would. Alone a step of it is short, so that whoever comes next waits for a moment only, and none is planned ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
 from headrace.core.step_time import StepTimeModel
 
-SLOWDOWN = 1.1  # a step of others may take so many times as long with background rows in it
+SHARE = 0.1  # of the time of others' steps that background rows may add to them, over several steps
+STRETCH = 2.0  # a step of others' decodes may take so many times as long with background rows in it: as with a prompt of their own
 STEP_S = 0.05  # a step of background rows alone, while others come now and then
 QUIET_STEP_S = 0.2  # and when none has come for QUIET_S: long steps waste less
 QUIET_S = 5.0
@@ -35,6 +37,7 @@ class Background:
         self._admission = admission
         self._step_time = step_time
         self._latest = float("-inf")  # when others were last in the engine
+        self._credit = 0.0  # seconds that background rows may add to steps of others
 
     @property
     def is_alone(self) -> bool:
@@ -45,6 +48,8 @@ class Background:
         """Preempt background requests, the youngest first, until all others that wait find slots and blocks. True if any had to go."""
         if self._roster.num_foreground:
             self._latest = now
+        if len(self._roster) == self._roster.num_foreground:
+            return False
         victims = [request for request in self._roster.running if request.background]
         if not victims:
             return False
@@ -76,7 +81,8 @@ class Background:
         """Add rows of background requests to a draft that holds all rows of others. Starts come after decodes: they may copy from their blocks."""
         if len(self._roster) == self._roster.num_foreground:
             return
-        budget = self._tokens(draft, now)
+        others_s = self._predict(draft) if draft.rows else None
+        budget, may_save = self._tokens(draft, now, others_s)
         for request in [request for request in self._roster.running if request.background and request.num_remaining == 1]:
             if budget and request.state is RequestState.RUNNING:  # not preempted for one before it
                 plan_decode(request, draft)
@@ -85,30 +91,50 @@ class Background:
             self._admission.start_waiting(draft, background=True)
         for request in self._prompts(draft):
             num_tokens = min(request.num_remaining, budget)
+            if may_save and num_tokens < min(request.num_remaining, MIN_PREFILL_CHUNK):
+                break
             if num_tokens:
                 schedule(request, num_tokens, draft)
                 budget -= num_tokens
+        if others_s is not None:
+            self._credit = max(0.0, self._credit - (self._predict(draft) - others_s))
 
-    def _tokens(self, draft: PlanDraft, now: float) -> int:
-        """How many tokens of background requests may join the draft, which holds all rows of others."""
-        attended = sum(row.num_tokens * (row.start + row.num_tokens) for row in draft.rows.values())
-        beside = bool(draft.rows)
-        target = STEP_S if now < self._latest + QUIET_S else QUIET_STEP_S
-        if beside:
-            target = SLOWDOWN * self._step_time.predict(
-                tokens=draft.num_tokens, attended=attended, has_prefill=draft.num_tokens > draft.num_decode_tokens
-            )
-        return self._step_time.prefill_chunk(
+    def _tokens(self, draft: PlanDraft, now: float, others_s: float | None) -> tuple[int, bool]:
+        """How many tokens of background requests may join the draft, and whether saving would allow more in a later step.
+
+        `others_s`: what the draft, which holds all rows of others, takes as it is; None without rows.
+        """
+        most_s = target_s = 0.0
+        if others_s is None:
+            target_s = STEP_S if now < self._latest + QUIET_S else QUIET_STEP_S
+        else:
+            most_s = (STRETCH - 1.0) * others_s
+            self._credit = min(self._credit + SHARE * others_s, most_s)
+            # a prompt of others has made the step long already
+            target_s = others_s + (min(self._credit, SHARE * others_s) if self._has_prompt(draft) else self._credit)
+        budget = self._step_time.prefill_chunk(
             decode_tokens=draft.num_tokens,
-            decode_attended=attended,
+            decode_attended=_attended(draft),
             num_prompts=1,
             context=max((request.num_computed for request in self._roster.running if request.background), default=0),
             limit=self._config.max_num_batched_tokens - draft.num_tokens,
-            floor=0 if beside else MIN_PREFILL_CHUNK,
-            target_s=target,
+            floor=MIN_PREFILL_CHUNK if others_s is None else 0,
+            target_s=target_s,
         )
+        return budget, others_s is not None and self._credit < most_s
+
+    def _predict(self, draft: PlanDraft) -> float:
+        return self._step_time.predict(tokens=draft.num_tokens, attended=_attended(draft), has_prefill=self._has_prompt(draft))
+
+    @staticmethod
+    def _has_prompt(draft: PlanDraft) -> bool:
+        return draft.num_tokens > draft.num_decode_tokens
 
     def _prompts(self, draft: PlanDraft) -> list[Request]:
         """Running background requests with more to compute, or that have just started."""
         rest = [request for request in self._roster.running if request.background and request not in draft.rows]
         return [request for request in rest if request.num_remaining > 1 or (request.num_remaining == 1 and request.admitted_step == draft.step_id)]
+
+
+def _attended(draft: PlanDraft) -> int:
+    return sum(row.num_tokens * (row.start + row.num_tokens) for row in draft.rows.values())
