@@ -48,12 +48,25 @@ def test_commands_can_be_typed(page: Path) -> None:
                 assert words[0] in ("curl", "echo", "python", "llm"), command
 
 
-def flags_of(*words: str) -> set[str]:
-    """The flags of a verb, without their dashes."""
+def parser_of(*words: str) -> argparse.ArgumentParser:
     parser = build_parser()
     for word in words:
-        (verbs,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-        parser = verbs.choices[word]
+        parser = _choices(parser)[word]
+    return parser
+
+
+def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (verbs,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return verbs.choices
+
+
+def actions_of(verb: str) -> list[str]:
+    return list(_choices(parser_of(verb)))
+
+
+def flags_of(*words: str) -> set[str]:
+    """The flags of a verb, without their dashes."""
+    parser = parser_of(*words)
     return {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
 
 
@@ -61,9 +74,9 @@ def flags_of(*words: str) -> set[str]:
 def test_flags_exist(page: Path) -> None:
     known = (
         {name for _, group in SERVE_GROUPS for option in group for name in option.names}
-        | flags_of("bench", "serve")
-        | flags_of("bench", "compare")
+        | {flag for action in actions_of("bench") for flag in flags_of("bench", action)}
         | flags_of("doctor")
+        | flags_of("plan")
     )
     known |= {"config", "resume", "output", "chat", "help"} | OTHER_TOOLS_FLAGS
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

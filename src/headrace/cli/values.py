@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from urllib.parse import urlsplit
 
 from headrace.config import SpeculativeConfig
 
@@ -39,6 +40,14 @@ def size_in_gib(text: str) -> int:
     return _size(text, unit="G")
 
 
+def otlp_endpoint(text: str) -> str:
+    """The URL that takes traces; a collector's address alone gets the path that OTLP has for them."""
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError("use the http:// or https:// URL of a collector's OTLP/HTTP port, such as http://localhost:4318")
+    return url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else text
+
+
 def _size(text: str, *, unit: str) -> int:
     match = re.fullmatch(NUMBER + r"\s*([a-z]*)", text.strip(), re.IGNORECASE)
     factor = SIZE_UNITS.get((match[2] or unit).upper()) if match else None
@@ -54,6 +63,11 @@ def count(text: str) -> int:
     if not value.is_integer():
         raise ValueError("use a whole number, such as 4096, 8k (8000) or 8K (8192)")
     return int(value)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Counts between commas, each once, ascending."""
+    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
 
 
 def count_or_auto(text: str) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
-from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.core.messages import Kernel, Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
 from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
@@ -26,6 +26,7 @@ from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
 from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import LOST_SLOT, NON_FINITE, GrammarSource
+from headrace.runner.kernel_profile import KernelProfile
 from headrace.runner.kv_storage import KVCaches, KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
@@ -71,8 +72,9 @@ class ModelRunner:
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._profile: KernelProfile | None = None
         self._steps = CompiledSteps("off", self._general)
-        self._model_seconds = 0.0  # of the step that runs
+        self._model_seconds = self._input_seconds = self._sample_seconds = 0.0  # of the step that runs
 
         shape = KVShape(
             num_layers=model_config.num_layers,
@@ -146,6 +148,14 @@ class ModelRunner:
     def compile_status(self) -> CompileStatus:
         return self._steps.status()
 
+    def start_profile(self) -> None:
+        self._profile = KernelProfile(self._device)
+
+    def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]:
+        assert self._profile is not None, "start_profile comes first"
+        profile, self._profile = self._profile, None
+        return profile.stop()
+
     def kv_identity(self) -> dict[str, str]:
         shape = self._storage.shape
         return {
@@ -174,7 +184,7 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         begin, frames = time.perf_counter(), compiled_by_torch()
-        self._model_seconds = 0.0
+        self._model_seconds = self._input_seconds = self._sample_seconds = 0.0
         try:
             with torch.inference_mode():
                 rows = self._run(plan)
@@ -187,6 +197,8 @@ class ModelRunner:
             rows=rows,
             seconds=time.perf_counter() - begin,
             model_seconds=self._model_seconds,
+            input_seconds=self._input_seconds,
+            sample_seconds=self._sample_seconds,
             padded_tokens=self._steps.last_padding if self._model_seconds else 0,
             path=self._steps.last_path,
             compiled=compiled_by_torch() != frames,
@@ -245,7 +257,9 @@ class ModelRunner:
         for row in rows:
             if row.num_speculated:
                 self._history.guess(row.slot, row.token_ids[-row.num_speculated :])
+        begin = time.perf_counter()
         batch = self._inputs.build(rows)
+        self._input_seconds += time.perf_counter() - begin
         hidden_TE = self._forward(batch)
         first = dict(zip(batch.order, batch.query_starts[:-1], strict=True))  # token offset of each row
         last = {index: first[index] + row.num_tokens - 1 for index, row in enumerate(rows)}
@@ -305,6 +319,8 @@ class ModelRunner:
         outcomes = outcomes_of(rows, self._sampler.sample(logits_RV, slots, num_guesses))
         if self._device.type == "cuda":  # it computes while the sampler waits
             self._model_seconds += time.perf_counter() - begin
+        else:
+            self._sample_seconds += time.perf_counter() - begin
         for place, row in enumerate(rows):
             if outcomes[place].error == NON_FINITE:  # once more without its batch mates before the request fails
                 alone = replace(row, num_tokens=row.num_tokens - row.num_speculated, num_speculated=0)

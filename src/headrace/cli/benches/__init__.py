@@ -1,0 +1,1 @@
+"""The actions of `headrace bench`, one file for each group."""
