@@ -21,9 +21,12 @@ STOP_TIMEOUT = 10.0
 
 
 @contextlib.contextmanager
-def local_server(model: Path, arguments: Sequence[str] = ()) -> Iterator[ChatClient]:
-    """Serve `model` in another process until the block ends. Raises `StartError` with the server's last words if it does not start."""
-    key, port = secrets.token_hex(16), _free_port()
+def local_server(model: Path, arguments: Sequence[str] = (), *, key: str | None = None) -> Iterator[ChatClient]:
+    """Serve `model` in another process until the block ends. `key`: for other clients than the one that is given.
+
+    Raises `StartError` with the server's last words if it does not start.
+    """
+    key, port = key or secrets.token_hex(16), _free_port()
     command = [sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *arguments]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
