@@ -231,6 +231,7 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     max_restarts: int = 5  # engine restarts within ten minutes before the process gives up
     log_requests: bool = False
+    otlp_traces_endpoint: str | None = None  # URL that takes spans over OTLP/HTTP; None: none are made
     batch_dir: str | None = None  # None: a folder of the model and port under $HEADRACE_HOME, made when the first file comes
     max_file_bytes: int = 512 * 1024 * 1024
     pooling: Literal["last", "mean"] = "last"  # how an embedding is made of a prompt's hidden states

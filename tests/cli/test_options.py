@@ -13,9 +13,9 @@ allowed-origins api-key api-keys-file artifacts async-scheduling batch-dir block
 device dtype enable-chunked-prefill enable-log-requests enable-prefix-caching gpu-memory-utilization grpc-port host kv-cache-dtype
 kv-cache-memory-bytes kv-memory
 max-body-size max-file-size max-model-len max-num-batched-tokens max-num-queued-reqs max-num-seqs max-restarts max-seq-len-to-capture
-num-gpu-blocks-override pooling port preemption-mode quantization reasoning-parser runner-factory scheduling-policy seed served-model-name
-session-dir session-lease session-quota shutdown-timeout speculative-config ssl-certfile ssl-keyfile step-timeout swap-space target-itl-ms threads
-tool-call-parser trust-request-chat-template web
+num-gpu-blocks-override otlp-traces-endpoint pooling port preemption-mode quantization reasoning-parser runner-factory scheduling-policy seed
+served-model-name session-dir session-lease session-quota shutdown-timeout speculative-config ssl-certfile ssl-keyfile step-timeout swap-space
+target-itl-ms threads tool-call-parser trust-request-chat-template web
 """
 
 OPTIONS = [option for _, group in SERVE_GROUPS for option in group]

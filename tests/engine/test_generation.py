@@ -150,7 +150,7 @@ async def test_bad_words_reach_the_runner_as_ids(tokenizer, monkeypatch):
     async with engine(fake_config(LETTERS)) as client:
         sent = []
         opened = client.open
-        monkeypatch.setattr(client, "open", lambda add, sink: (sent.append(add), opened(add, sink)))
+        monkeypatch.setattr(client, "open", lambda add, *rest: (sent.append(add), opened(add, *rest)))
         await answer(Generator(client, tokenizer), request(bad_words=("no",)))
         assert sent[0].params.bad_words_ids == (tuple(b"no"), tuple(b" no"))
 

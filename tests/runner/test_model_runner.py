@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,20 @@ def test_alone(hand: Hand, cases: Cases) -> None:
         hand.add(str(index), prompt, slot=index % 3)
         hand.finish([str(index)], NEW)
         assert hand.tracks[str(index)].answer == cases.expected[index]
+
+
+def test_kernels_of_the_steps_in_a_profile(shared: ModelRunner, hand: Hand, cases: Cases) -> None:
+    for _ in range(2):
+        shared.start_profile()
+        begin = time.monotonic()
+        hand.add("a", cases.prompts[0], slot=0)
+        hand.finish(["a"], 2)
+        end = time.monotonic()
+        kernels = shared.stop_profile()()
+        hand.tracks.clear()
+        assert "aten::copy_" in {kernel.name for kernel in kernels}
+        assert {kernel.device for kernel in kernels} == {"cpu"}
+        assert all(begin - 0.01 < kernel.begin <= kernel.end < end + 0.01 for kernel in kernels)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 10_000])

@@ -64,7 +64,7 @@ class FakeEngine:
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation:
         return explain(self.kv, Query(query_id=0, token_ids=token_ids, cache_salt=cache_salt, tenant=tenant), now=100.0)
 
-    async def trace(self, seconds: float) -> Trace:
+    async def trace(self, seconds: float, *, kernels: bool = False) -> Trace:
         if self.state != "ready":
             raise EngineUnavailable("The engine has died and is being restarted.")
         return Trace(begin=0.0, end=seconds)
@@ -180,11 +180,13 @@ class World:
         self.generator = FakeGenerator()
         folder = config.pop("batch_folder", None)
         self.max_requests = int(str(config.pop("max_requests", 64)))
+        tracing = config.pop("tracing", None)
         self.service = Service(
             config=ServerConfig(**config),  # type: ignore[arg-type]
             engine=self.engine,
             model_names=("tiny", "other/name"),
             max_requests=self.max_requests,
+            tracing=tracing,  # type: ignore[arg-type]
         )
         self.tokenizer = tokenizer
         self.service.loaded = load(tokenizer, self.generator)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Callable
 
 import pytest
 
-from headrace.core.messages import AddRequest, TokenOutput
+from headrace.core.messages import AddRequest, Kernel, TokenOutput
+from headrace.engine.kernel_recorder import KernelRecorder
 from headrace.engine.trace import Trace
-from headrace.engine.wire import StepTrace, TracedRow
-from headrace.errors import QueueFull
+from headrace.engine.wire import FromEngine, Kernels, Record, StepTrace, TracedRow
+from headrace.errors import QueueFull, RequestFailed
 from headrace.sampling_params import SamplingParams
-from headrace.server.perfetto import trace_object
-from tests.engine.fake_engine import engine, fake_config
+from headrace.server.perfetto import KERNELS, trace_object
+from tests.engine.fake_engine import add, collect, engine, fake_config
 from tests.server.fakes import World, refused
 
 PATH = "/debug/trace"
@@ -47,6 +51,64 @@ def test_the_picture():
     (args,) = [event["args"] for event in value["traceEvents"] if event["name"].startswith("step 1")]
     assert args == {"rows": 2, "decode rows": 1, "tokens": 10, "path": "decode-4", "padding": 2, "model ms": 8.0}
     assert [event["name"] for event in value["traceEvents"] if event["ph"] == "i"] == ["1 tokens", "end: length"]
+
+
+def test_kernels_have_rows_of_their_own():
+    trace = recorded()
+    trace.kernels = (
+        Kernel(name="aten::mm", device="cpu", track=7, begin=10.501, end=10.502),
+        Kernel(name="decode", device="cuda:0", track=9, begin=10.503, end=10.504),
+        Kernel(name="aten::add", device="cpu", track=7, begin=10.505, end=10.506),
+    )
+    events = trace_object(trace, model="m")["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["pid"] == KERNELS and event["name"] == "thread_name"}
+    slices = [(names[event["tid"]], event["name"], event["ts"], event["dur"]) for event in events if event["pid"] == KERNELS and event["ph"] == "X"]
+    assert slices == [
+        ("cpu: thread 7", "aten::mm", 501_000.0, 1000.0),
+        ("cuda:0: stream 9", "decode", 503_000.0, 1000.0),
+        ("cpu: thread 7", "aten::add", 505_000.0, 1000.0),
+    ]
+
+
+async def test_a_real_engine_tells_its_kernels():
+    async with engine(fake_config({"step_seconds": 0.01})) as client:
+        for _ in range(2):
+            recording = asyncio.create_task(client.trace(0.5, kernels=True))
+            await asyncio.sleep(0)
+            await collect(client, add(max_tokens=3))
+            trace = await recording
+            assert trace.kernels is not None
+            for kernel, traced in zip(trace.kernels, trace.steps, strict=True):
+                assert (kernel.name, kernel.device) == ("fake", "cpu")
+                assert traced.started <= kernel.begin < kernel.end <= traced.ended
+        abandoned = asyncio.create_task(client.trace(60.0, kernels=True))
+        await asyncio.sleep(0)
+        abandoned.cancel()
+        await asyncio.gather(abandoned, return_exceptions=True)
+        plain = await client.trace(0.05)
+        assert plain.kernels is None
+        dying = asyncio.create_task(client.trace(0.5, kernels=True))
+        await asyncio.sleep(0)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(RequestFailed, match="died"):
+            await dying
+
+
+def test_a_profiler_that_fails_ends_no_request():
+    class Broken:
+        def start_profile(self) -> None:
+            raise RuntimeError("no profiler")
+
+        def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]:
+            raise AssertionError
+
+    sent: list[FromEngine] = []
+    recorder = KernelRecorder(Broken(), sent.append)
+    recorder.record(Record(9.0, True))
+    assert sent == [Kernels((), "RuntimeError: no profiler")]
+    recorder.record(Record(0.0))
+    assert len(sent) == 1
 
 
 def test_a_request_that_never_ran_waits_to_the_end():
@@ -85,12 +147,15 @@ async def test_a_real_engine_tells_its_steps():
     assert trace.outputs[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize("query", ["seconds=0", "seconds=-1", "seconds=61", "seconds=nan", "seconds=inf", "seconds=x", "seconds="])
+@pytest.mark.parametrize(
+    "query", ["seconds=0", "seconds=-1", "seconds=61", "seconds=nan", "seconds=inf", "seconds=x", "seconds=", "seconds=11&kernels=true"]
+)
 async def test_seconds_are_bounded(world: World, query: str):
     refused(await world.http.post(f"{PATH}?{query}"), param="seconds")
 
 
 async def test_another_field_is_refused_by_name(world: World):
+    refused(await world.http.post(f"{PATH}?kernels=1"), param="kernels")
     refused(await world.http.post(f"{PATH}?second=1"), param="second")
 
 
@@ -108,7 +173,7 @@ async def test_the_answer_is_a_file_and_what_the_document_says(world: World):
 async def test_who_hangs_up_makes_room_for_the_next(world: World):
     ended = asyncio.Event()
 
-    async def endless(seconds: float) -> Trace:
+    async def endless(seconds: float, *, kernels: bool) -> Trace:
         try:
             await asyncio.Event().wait()
         finally:

@@ -21,9 +21,10 @@ STOP_TIMEOUT = 10.0
 
 
 @contextlib.contextmanager
-def local_server(model: Path, arguments: Sequence[str] = ()) -> Iterator[ChatClient]:
-    """Serve `model` in another process until the block ends, behind a key that nobody else knows. Raises `StartError` as `server_process` does."""
-    key, port = secrets.token_hex(16), free_port()
+def local_server(model: Path, arguments: Sequence[str] = (), *, key: str | None = None) -> Iterator[ChatClient]:
+    """Serve `model` in another process until the block ends, behind a key that nobody else knows, or `key`, for other clients than the one that is
+    given. Raises `StartError` as `server_process` does."""
+    key, port = key or secrets.token_hex(16), free_port()
     command = [sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *arguments]
     client = ChatClient(f"http://127.0.0.1:{port}", api_key=key)
     # the key is not on the command line, where other users of the machine could read it

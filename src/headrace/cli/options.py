@@ -188,6 +188,12 @@ SERVER_OPTIONS = (
         metavar="KIND",
     ),
     _server("web", values.boolean, "serve the web page at /: chat, and a live view of the engine"),
+    _server(
+        "otlp-traces-endpoint",
+        values.otlp_endpoint,
+        "collector that takes a trace of each request over OTLP/HTTP, such as http://localhost:4318; needs headrace[otel]; default: none",
+        metavar="URL",
+    ),
     _server("enable-log-requests", values.boolean, "log each request: id, tokens, times; never its text", field="log_requests"),
 )
 SECURITY_OPTIONS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from urllib.parse import urlsplit
 
 from headrace.config import SpeculativeConfig
 
@@ -37,6 +38,14 @@ def size(text: str) -> int:
 def size_in_gib(text: str) -> int:
     """Bytes; a number without a unit is in GiB, as in vLLM: "4", "512MiB"."""
     return _size(text, unit="G")
+
+
+def otlp_endpoint(text: str) -> str:
+    """The URL that takes traces; a collector's address alone gets the path that OTLP has for them."""
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError("use the http:// or https:// URL of a collector's OTLP/HTTP port, such as http://localhost:4318")
+    return url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else text
 
 
 def _size(text: str, *, unit: str) -> int:

@@ -48,6 +48,8 @@ class Background:
         """Preempt background requests, the youngest first, until all others that wait find slots and blocks. True if any had to go."""
         if self._roster.num_foreground:
             self._latest = now
+        if len(self._roster) == self._roster.num_foreground:
+            return False
         victims = [request for request in self._roster.running if request.background]
         if not victims:
             return False

@@ -7,7 +7,7 @@ A block is in exactly one of four places: held (ref count > 0), blank (nobody ho
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.core.prefix import PrefixNode, same_prefix
 
@@ -70,6 +70,12 @@ class BlockPool:
     def node(self, block: int) -> PrefixNode | None:
         """What the block can be found by; None where it cannot."""
         return self._nodes[block]
+
+    def check_written(self, blocks: Iterable[int]) -> None:
+        """Nobody else may hold or find what is about to be written."""
+        for block in blocks:
+            assert self._ref_counts[block] == 1, f"block {block} is written while it is shared"
+            assert self._nodes[block] is None, f"block {block} is written while it can be found"
 
     def expire_leases(self, now: float) -> None:
         """Move blocks whose lease has ended to the old end of the LRU queue. `now` also dates later releases."""

@@ -15,7 +15,7 @@ class DraftRow:
     start: int
     num_tokens: int = 0
     sample: bool = False
-    written: set[int] = field(default_factory=set)  # device blocks that hold its positions
+    written: list[int] = field(default_factory=list)  # device blocks that hold its positions; one may be named twice
     guesses: tuple[int, ...] = ()  # tokens behind the last known one, computed with it
 
 
@@ -37,18 +37,25 @@ class PlanDraft:
 
         A second call in the same draft extends the row.
         """
-        assert 1 <= num_tokens <= request.num_remaining
-        row = self.rows.setdefault(request, DraftRow(start=request.num_computed))
+        begin, before = request.num_computed, request.num_computed_before
+        end, known = begin + num_tokens, len(request.token_ids) + request.num_pending
+        assert num_tokens >= 1
+        assert end <= known
+        assert end <= request.num_positions
+        row = self.rows.get(request)
+        if row is None:
+            row = self.rows[request] = DraftRow(start=begin)
         assert not row.sample
-        end = request.num_computed + num_tokens
-        self.num_repeated += max(0, min(end, request.num_computed_before) - request.num_computed)
+        if begin < before:
+            self.num_repeated += min(end, before) - begin
         request.num_computed = end
-        request.num_computed_before = max(request.num_computed_before, end)
+        if end > before:
+            request.num_computed_before = end
         row.num_tokens += num_tokens
         request.planned_step = self.step_id
-        row.written.update(written)
+        row.written += written
         self.num_tokens += num_tokens
-        if request.samples and end == len(request.token_ids) + request.num_pending:
+        if end == known and request.samples:
             row.sample = True
             request.num_pending += 1
 
@@ -62,27 +69,34 @@ class PlanDraft:
         assert row.num_tokens == 1
         assert row.start == len(request.token_ids) - 1
         row.guesses = guesses
-        row.written.update(written)
+        row.written += written
 
     def build(self) -> PlannedStep:
         """The frozen plan; from now on the runner knows the slots and blocks in it."""
-        # stable: decode rows first, as the runner wants them
-        ordered = sorted(self.rows.items(), key=lambda item: not (item[1].num_tokens == 1 and item[1].sample and not item[1].guesses))
+        decodes: list[tuple[Request, DraftRow]] = []  # first, as the runner wants them
+        others: list[tuple[Request, DraftRow]] = []
+        attended = 0
+        for item in self.rows.items():
+            row = item[1]
+            (decodes if row.num_tokens == 1 and row.sample and not row.guesses else others).append(item)
+            num_tokens = row.num_tokens + len(row.guesses)
+            attended += num_tokens * (row.start + num_tokens)
+        ordered = decodes + others
         plan = StepPlan(
             step_id=self.step_id,
             starts=tuple(_take_start(request) for request in self.rows if request.needs_start),
-            rows=tuple(_take_row(request, row) for request, row in ordered),
+            rows=tuple([_take_row(request, row) for request, row in ordered]),
             swap_out=tuple(self.swap_out),
             swap_in=tuple(self.swap_in),
             copies=tuple(self.copies),
         )
         return PlannedStep(
             plan=plan,
-            requests=tuple(request for request, _ in ordered),
-            written=tuple(frozenset(row.written) for _, row in ordered),
-            attended=sum(row.num_tokens * (row.start + row.num_tokens) for row in plan.rows),
+            requests=tuple([request for request, _ in ordered]),
+            written=tuple([tuple(row.written) for _, row in ordered]),
+            attended=attended,
             has_prefill=self.num_tokens > self.num_decode_tokens,
-            speculates=any(row.guesses for row in self.rows.values()),
+            speculates=any(row.guesses for _, row in others),
             num_repeated=self.num_repeated,
         )
 
@@ -91,7 +105,7 @@ class PlanDraft:
 class PlannedStep:
     plan: StepPlan
     requests: tuple[Request, ...]  # of the plan's rows; by now some may be finished or preempted
-    written: tuple[frozenset[int], ...]  # device blocks that each row writes
+    written: tuple[tuple[int, ...], ...]  # device blocks that each row writes
     attended: int  # sum over the rows of tokens * context
     has_prefill: bool
     speculates: bool = False  # how many tokens it gives is not known before its result
@@ -118,11 +132,11 @@ def _take_start(request: Request) -> SlotStart:
 
 
 def _take_row(request: Request, row: DraftRow) -> Row:
-    end = row.start + row.num_tokens
-    unknown = end > len(request.token_ids)
-    assert not unknown or (row.num_tokens == 1 and row.start == len(request.token_ids))
-    offset = request.num_sent_blocks
-    request.num_sent_blocks = len(request.table.blocks)
+    end, known = row.start + row.num_tokens, len(request.token_ids)
+    unknown = end > known
+    assert not unknown or (row.num_tokens == 1 and row.start == known)
+    offset, blocks = request.num_sent_blocks, request.table.blocks
+    request.num_sent_blocks = len(blocks)
     return Row(
         request_id=request.request_id,
         slot=request.slot,
@@ -130,7 +144,7 @@ def _take_row(request: Request, row: DraftRow) -> Row:
         num_tokens=row.num_tokens + len(row.guesses),
         token_ids=() if unknown else (*request.token_ids[row.start : end], *row.guesses),
         block_offset=offset,
-        new_block_ids=tuple(request.table.blocks[offset:]),
+        new_block_ids=tuple(blocks[offset:]) if offset < len(blocks) else (),
         sample=row.sample,
         num_speculated=len(row.guesses),
     )

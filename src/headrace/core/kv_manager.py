@@ -97,10 +97,8 @@ class KVManager:
         """A row of the plan being made writes positions start .. start + num_tokens - 1; the blocks of these."""
         first, last = start // self.block_size, (start + num_tokens - 1) // self.block_size
         blocks = table.blocks[first : last + 1]
-        for block in blocks:
-            assert self.pool.ref_count(block) == 1, f"block {block} is written while it is shared"
-            assert self.pool.node(block) is None, f"block {block} is written while it can be found"
-            self.written.add(block)
+        self.pool.check_written(blocks)
+        self.written.update(blocks)
         return blocks
 
     # -- taking blocks -------------------------------------------------------------------------------------------------
@@ -219,7 +217,10 @@ class KVManager:
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give the table a place for position num_tokens - 1. False where no block is free."""
-        need = self.num_blocks_for(num_tokens) - len(table.blocks)
+        held = len(table.blocks)
+        if num_tokens <= held * self.block_size:
+            return True
+        need = self.num_blocks_for(num_tokens) - held
         if need > self.pool.num_free:
             return False
         table.blocks.extend(self.pool.allocate() for _ in range(need))
@@ -230,13 +231,15 @@ class KVManager:
         if not self.caching:
             return
         num_full = min(num_written, len(token_ids)) // self.block_size
+        if num_full <= table.num_registered:
+            return
         for i in range(table.num_registered, num_full):
             node = self.chain_node(table, token_ids, i)
             if self.pool.find(node) is None:
                 self.pool.register(table.blocks[i], node)
             self.journal.note(table.tenant, node)
             self._break_promise(table, node)
-        table.num_registered = max(table.num_registered, num_full)
+        table.num_registered = num_full
 
     # -- giving blocks back --------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class AddRequest:
     fork_of: str | None = None  # id of choice 0 of the same request (n > 1), whose prompt blocks are shared copy-on-write
     background: bool = False  # nobody waits for it: it runs in what others leave, after every priority
     pooling: Pooling | None = None  # the prompt's vector is asked for and no token (params.max_tokens is 0)
+    traced: bool = False  # the engine tells at its end what it went through: see `engine.timeline`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,17 @@ class StepResult:
     padded_tokens: int = 0  # computed beside the plan's only to fill a static shape
     path: str = "ready"  # what computed it: the ready path, or a compiled one by its name (see `config.PathStatus`)
     compiled: bool = False  # torch.compile worked in it, so its time says nothing about the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One operator on the CPU or kernel on a device that a step ran. Times are seconds of the monotonic clock."""
+
+    name: str
+    device: str  # cpu, or cuda:N
+    track: int  # thread of the CPU, stream of the device: what is on one track is nested or one after the other
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

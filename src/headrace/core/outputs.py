@@ -17,6 +17,9 @@ def collect_prompt_logprobs(request: Request, row: Row, sampled: SampledRow) -> 
 
 def append_tokens(request: Request, token_ids: tuple[int, ...], *, complete: bool) -> tuple[int, FinishReason | None, int | None]:
     """Add new tokens up to the one that ends the request: (how many, finish_reason, stop_reason). `complete`: see `SampledRow`."""
+    if len(token_ids) == 1:
+        request.token_ids.append(token_ids[0])
+        return 1, *_finish_of(request, complete=complete)
     for count, token in enumerate(token_ids, start=1):
         request.token_ids.append(token)
         finish_reason, stop_reason = _finish_of(request, complete=complete and count == len(token_ids))
@@ -28,9 +31,10 @@ def append_tokens(request: Request, token_ids: tuple[int, ...], *, complete: boo
 def _finish_of(request: Request, *, complete: bool) -> tuple[FinishReason | None, int | None]:
     """(finish_reason, stop_reason) after the newest token; (None, None) where the request goes on."""
     token = request.token_ids[-1]
-    params = request.message.params
-    if request.num_output >= params.min_tokens:
-        if token in request.message.eos_token_ids:
+    message = request.message
+    params = message.params
+    if (message.eos_token_ids or params.stop_token_ids) and request.num_output >= params.min_tokens:
+        if token in message.eos_token_ids:
             return "stop", None
         if token in params.stop_token_ids:
             return "stop", token
@@ -56,7 +60,7 @@ def make_output(
     """The next output of a request; the first one says what was cached, and brings the prompt's scores if they are complete."""
     first = not request.has_output
     request.has_output = True
-    complete = first and request.wants_prompt_logprobs and error_code is None and len(request.prompt_logprobs) == request.num_prompt - 1
+    complete = first and error_code is None and request.wants_prompt_logprobs and len(request.prompt_logprobs) == request.num_prompt - 1
     return TokenOutput(
         request_id=request.request_id,
         token_ids=token_ids,

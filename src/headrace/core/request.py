@@ -52,9 +52,16 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 .. len
     has_output: bool = False  # an output was made; the next one has no cached_tokens
     waits_for: InFlight | None = None  # why the queue passed over it last
+    # facts of the message that every step asks for
+    num_prompt: int = field(init=False)
+    num_positions: int = field(init=False)  # most that are ever computed: the last token's is not
+    samples: bool = field(init=False)  # False for a request that only scores its prompt
 
     def __post_init__(self) -> None:
         self.token_ids.extend(self.message.prompt_token_ids)
+        self.num_prompt = len(self.message.prompt_token_ids)
+        self.num_positions = max(self.max_total_tokens - 1, self.num_prompt)
+        self.samples = self.max_total_tokens > self.num_prompt
 
     @property
     def request_id(self) -> str:
@@ -65,17 +72,8 @@ class Request:
         return self.message.background
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.message.prompt_token_ids)
-
-    @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
-
-    @property
-    def samples(self) -> bool:
-        """False for a request that only scores its prompt."""
-        return self.max_total_tokens > self.num_prompt
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -89,8 +87,8 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """Positions to compute before the next sample; 0 where the last one allowed is planned already."""
-        total = len(self.token_ids) + self.num_pending
-        return min(total, max(self.max_total_tokens - 1, self.num_prompt)) - self.num_computed
+        known = len(self.token_ids) + self.num_pending
+        return (known if known < self.num_positions else self.num_positions) - self.num_computed
 
     def move_to(self, state: RequestState) -> None:
         assert state in TRANSITIONS[self.state], f"request {self.request_id} cannot go from {self.state.value} to {state.value}"

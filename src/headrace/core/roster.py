@@ -64,8 +64,8 @@ class Roster:
 
     def charge_computed(self, request: Request, num_tokens: int) -> None:
         """So many more positions are planned; those that were computed before a preemption are not charged again."""
-        num_repeated = max(0, min(num_tokens, request.num_computed_before - request.num_computed))
-        self.computed.charge(request.message.tenant, num_tokens - num_repeated)
+        num_repeated = request.num_computed_before - request.num_computed
+        self.computed.charge(request.message.tenant, num_tokens if num_repeated <= 0 else max(0, num_tokens - num_repeated))
 
     def slots_of(self, tenant: str) -> int:
         return sum(request.message.tenant == tenant for request in self.running)

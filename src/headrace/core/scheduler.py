@@ -175,8 +175,11 @@ class Scheduler:
             self._unsent.append(self._finish(output, request))
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
+        skips = self._leaves_out()
         for request in tuple(self._roster.running):
-            if request.state is RequestState.RUNNING and request.num_remaining == 1 and request not in draft.rows and not self._is_left_out(request):
+            if request.num_remaining != 1 or request.state is not RequestState.RUNNING or request in draft.rows:
+                continue
+            if not (skips and self._is_left_out(request)):
                 self._plan_decode(request, draft)
 
     def _plan_decode(self, request: Request, draft: PlanDraft) -> None:
@@ -184,6 +187,10 @@ class Scheduler:
             draft.decode_attended += request.num_computed + 1
             self._schedule(request, 1, draft)
             draft.num_decode_tokens += 1
+
+    def _leaves_out(self) -> bool:
+        """Whether any request may be left out of this step."""
+        return self._turns.skips_any or len(self._roster) != self._roster.num_foreground
 
     def _is_left_out(self, request: Request) -> bool:
         """Whether the request waits for a later step or for `_background`. Without chunked prefill its class alone orders it."""
@@ -194,7 +201,9 @@ class Scheduler:
         while True:
             starts_background = not self.config.enable_chunked_prefill
             wanted = {} if draft.has_preempted else self._admission.start_waiting(draft, background=starts_background, kept=self._turns.keeps_free)
-            requests = [request for request in self._roster.running if self._is_prompt(request, draft) and not self._is_left_out(request)]
+            rows = draft.rows
+            open_rows = [request for request in self._roster.running if (row := rows.get(request)) is None or not row.sample]
+            requests = [request for request in open_rows if self._is_prompt(request, draft) and not self._is_left_out(request)]
             if not requests:
                 return
             first_pass = budget is None
@@ -252,10 +261,11 @@ class Scheduler:
                 draft.speculate(request, guesses, self._kv.mark_written(request.table, request.num_computed, len(guesses)))
 
     def _schedule(self, request: Request, num_tokens: int, draft: PlanDraft) -> None:
-        blocks = self._kv.mark_written(request.table, request.num_computed, num_tokens)
+        kv, table = self._kv, request.table
+        blocks = kv.mark_written(table, request.num_computed, num_tokens)
         self._roster.charge_computed(request, num_tokens)
         draft.schedule(request, num_tokens, blocks)
-        self._kv.register(request.table, request.token_ids, request.num_computed)
+        kv.register(table, request.token_ids, request.num_computed)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -289,7 +299,8 @@ class Scheduler:
         if sampled.error is not None:
             self._kv.uncache(request.table.blocks)  # what cannot be sampled from must not be read by others
             return self._fail(request, sampled.error)
-        collect_prompt_logprobs(request, row, sampled)
+        if sampled.prompt_logprobs:
+            collect_prompt_logprobs(request, row, sampled)
         if not row.sample:
             if request.samples or row.start + row.num_tokens < request.num_prompt:
                 return None
@@ -307,7 +318,7 @@ class Scheduler:
             self._kv.register(request.table, request.token_ids, request.num_computed)
         output = make_output(
             request,
-            token_ids=sampled.token_ids[:num_taken],
+            token_ids=sampled.token_ids if num_accepted == 0 else sampled.token_ids[:num_taken],
             logprobs=None if sampled.logprobs is None else sampled.logprobs[:num_taken],
             finish_reason=finish_reason,
             stop_reason=stop_reason,

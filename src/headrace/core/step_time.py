@@ -24,6 +24,7 @@ MIN_STEPS = 4  # before so many steps nothing is predicted
 ITL_FACTOR = 2.0  # without a target, a step with one prompt may take so many times a decode-only one
 FIRST_CHUNK = 16  # prompt tokens beside decodes before anything is known
 GROWTH = 2  # a step with prompt tokens may be so many times as large as any before it: what was never seen can't be predicted
+LEAST_S = 1e-9  # nothing takes less
 _SCALES = (1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
 
 
@@ -58,12 +59,14 @@ class StepTimeModel:
         """A step of these features took so many seconds."""
         if seconds <= 0.0 or tokens <= 0:
             return  # a clock that stood still teaches nothing
-        features = self._features(tokens, attended)
+        features = (_SCALES[0], _SCALES[1] * tokens, _SCALES[2] * attended)
         weight = 1.0 / (seconds * seconds)
+        xx, xy = self._xx, self._xy
         for i in range(3):
+            weighted = weight * features[i]
             for j in range(3):
-                self._xx[i][j] = FADE * self._xx[i][j] + weight * features[i] * features[j]
-            self._xy[i] = FADE * self._xy[i] + weight * features[i] * seconds
+                xx[i][j] = FADE * xx[i][j] + weighted * features[j]
+            xy[i] = FADE * xy[i] + weighted * seconds
         self._last[_kind(has_prefill, speculates)].append((tokens, attended, seconds))
         self._coefficients = None
         self._ratios.clear()
@@ -112,23 +115,23 @@ class StepTimeModel:
                 high = chunk - 1
         return low
 
-    @staticmethod
-    def _features(tokens: int, attended: int) -> tuple[float, float, float]:
-        return (_SCALES[0], _SCALES[1] * tokens, _SCALES[2] * attended)
-
     def _ratio(self, kind: _Kind, share: float) -> float:
         """What this share of the last steps of a kind stayed below, measured / fitted; 1 where there were none."""
         ratios = self._ratios.get(kind)
         if ratios is None:
-            ratios = self._ratios[kind] = sorted(seconds / self._fitted(tokens, attended) for tokens, attended, seconds in self._last[kind])
+            a, b, c = self._coefficients or self._solve()
+            found = [seconds / max(LEAST_S, a + b * tokens + c * attended) for tokens, attended, seconds in self._last[kind]]
+            ratios = self._ratios[kind] = sorted(found)
         return ratios[int(share * len(ratios))] if ratios else 1.0
 
     def _fitted(self, tokens: int, attended: int) -> float:
-        if self._coefficients is None:
-            a, b, c = _non_negative_fit(self._xx, self._xy)
-            self._coefficients = (a * _SCALES[0], b * _SCALES[1], c * _SCALES[2])
-        a, b, c = self._coefficients
-        return max(1e-9, a + b * tokens + c * attended)
+        a, b, c = self._coefficients or self._solve()
+        return max(LEAST_S, a + b * tokens + c * attended)
+
+    def _solve(self) -> tuple[float, float, float]:
+        a, b, c = _non_negative_fit(self._xx, self._xy)
+        self._coefficients = (a * _SCALES[0], b * _SCALES[1], c * _SCALES[2])
+        return self._coefficients
 
 
 def _non_negative_fit(xx: list[list[float]], xy: list[float]) -> list[float]:
@@ -145,6 +148,8 @@ def _non_negative_fit(xx: list[list[float]], xy: list[float]) -> list[float]:
             loss = sum(full[i] * (sum(xx[i][j] * full[j] for j in range(3)) - 2 * xy[i]) for i in range(3))
             if loss < best_loss:
                 best, best_loss = full, loss
+            if size == 3:
+                return best  # without a constraint that holds, nothing is better
     return best
 
 

@@ -79,6 +79,11 @@ class TenantTurns:
             self._passed_over = self._excess_decodes()
         return was_closed
 
+    @property
+    def skips_any(self) -> bool:
+        """Whether `skip` is true of any request."""
+        return bool(self._passed_over or self._behind)
+
     def skip(self, request: Request) -> bool:
         """Whether the request has no row in this step."""
         return request in self._passed_over or bool(self._behind and request.message.tenant not in self._behind)

@@ -43,7 +43,7 @@ class TenantShares:
             self._served.clear()  # nobody is owed anything by an idle engine
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        self._served[tenant] += num_tokens / self._weight(tenant)
+        self._served[tenant] += num_tokens / self._weights.get(tenant, 1.0)
 
     def served(self, tenant: str) -> float:
         return self._served[tenant]

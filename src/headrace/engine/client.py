@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import time
 from collections import deque
-from dataclasses import fields, replace
-from typing import Literal, Protocol, TypeVar
+from dataclasses import replace
+from typing import Literal, Protocol
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
@@ -22,9 +21,25 @@ from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, Tok
 from headrace.engine.engine_process import EngineProcess, LaunchedEngine
 from headrace.engine.output_error import error_of
 from headrace.engine.request_stream import RequestStream
-from headrace.engine.trace import Trace
-from headrace.engine.wire import Abort, Add, Explain, Explained, Failed, Heartbeat, Outputs, Record, Started, StepTrace, Vocabulary, WireError
-from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, QueueFull, RequestError, StartError
+from headrace.engine.timeline import Watcher
+from headrace.engine.totals import add_totals
+from headrace.engine.trace import Trace, TraceRecorder
+from headrace.engine.wire import (
+    Abort,
+    Add,
+    Explain,
+    Explained,
+    Failed,
+    Heartbeat,
+    Kernels,
+    Outputs,
+    Started,
+    StepTrace,
+    Timeline,
+    Vocabulary,
+    WireError,
+)
+from headrace.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, RequestError, StartError
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
@@ -37,9 +52,6 @@ SAVE_GRACE_S = 60.0  # where sessions are written at the end
 _START_ERRORS: dict[str, type[StartError]] = {"ConfigError": ConfigError, "ModelLoadError": ModelLoadError}
 
 logger = logging.getLogger("headrace.engine")
-
-
-Snapshot = TypeVar("Snapshot", SchedulerStats, CompileStatus)
 
 
 class Sink(Protocol):
@@ -74,10 +86,11 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._vocabulary: GrammarVocabulary | None = None  # every engine is taught
         self._open: dict[str, Sink | None] = {}  # every id that the engine knows; None: aborted, its last output is still to come
+        self._watchers: dict[str, Watcher] = {}  # of open requests that are traced
         self._tasks: list[asyncio.Task[None]] = []
         self._queries: dict[int, asyncio.Future[Explanation]] = {}  # by their id
         self._query_ids = itertools.count()
-        self._trace: Trace | None = None  # being recorded
+        self._recorder = TraceRecorder()
         self._idle = asyncio.Event()  # no id is open
         self._idle.set()
         self._last_heard = 0.0  # monotonic seconds of the engine's latest sign of life
@@ -116,17 +129,17 @@ class EngineClient:
             task.add_done_callback(self._notice_fault)
         return info
 
-    def submit(self, request: AddRequest) -> RequestStream:
+    def submit(self, request: AddRequest, watcher: Watcher | None = None) -> RequestStream:
         """Hands the request to the engine and returns the iterator of its outputs, which must be closed or read to its end.
 
         Closing it early aborts the request. Raises `EngineUnavailable` at once if no engine takes requests now.
         """
         stream = RequestStream(lambda: self.abort(request.request_id))
-        self.open(request, stream)
+        self.open(request, stream, watcher)
         return stream
 
-    def open(self, request: AddRequest, sink: Sink) -> None:
-        """Hands the request to the engine; `sink` gets its outputs until the last one or a failure. Raises like `submit`."""
+    def open(self, request: AddRequest, sink: Sink, watcher: Watcher | None = None) -> None:
+        """Hands the request to the engine; `sink` gets its outputs until the last one or a failure, `watcher` its timeline. Raises like `submit`."""
         if self.state != "ready" or self._process is None:
             raise self.unavailable()
         if request.request_id in self._open:
@@ -139,8 +152,9 @@ class EngineClient:
             self._last_heard = time.monotonic()
             self._idle.clear()
         self._open[request.request_id] = sink
-        if self._trace is not None:
-            self._trace.add_request(request)
+        if watcher is not None:
+            self._watchers[request.request_id] = watcher
+        self._recorder.add_request(request)
 
     def teach(self, vocabulary: GrammarVocabulary) -> None:
         """What the engine must know before it is given a request with `params.structured`. Each engine is told once, later ones at their start."""
@@ -174,20 +188,11 @@ class EngineClient:
         finally:
             self._queries.pop(query.query_id, None)
 
-    async def trace(self, seconds: float) -> Trace:
+    async def trace(self, seconds: float, *, kernels: bool = False) -> Trace:
         """Records what happens from now on for so long. Raises `EngineUnavailable`, and `QueueFull` while another trace is recorded."""
         if self.state != "ready" or self._process is None:
             raise self.unavailable()
-        now = time.monotonic()
-        if self._trace is not None:
-            raise QueueFull("Another trace is being recorded.", retry_after=math.ceil(max(1.0, self._trace.end - now)))
-        trace = self._trace = Trace(begin=now, end=now + seconds)
-        self._process.send(Record(trace.end))
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._trace = None
-        return trace
+        return await self._recorder.record(seconds, self._process.send, kernels=kernels)
 
     async def drain(self, timeout: float) -> bool:
         """Takes no more requests and waits for the open ones. False if some are still open after `timeout` seconds."""
@@ -309,8 +314,12 @@ class EngineClient:
                     if message.compile is not None:
                         self._compile = add_totals(message.compile, self._earlier_compile)
                 case StepTrace():
-                    if self._trace is not None:
-                        self._trace.add_step(message)
+                    self._recorder.add_step(message)
+                case Kernels():
+                    self._recorder.add_kernels(message)
+                case Timeline():
+                    if (watcher := self._watchers.pop(message.request_id, None)) is not None:
+                        watcher.computed(message)
                 case Explained(explanation):
                     query = self._queries.get(explanation.query_id)
                     if query is not None and not query.done():  # else nobody waits for it any more
@@ -322,10 +331,10 @@ class EngineClient:
 
     def _deliver(self, output: TokenOutput, retry_after: int | None) -> None:
         sink = self._open.get(output.request_id)
-        if self._trace is not None:
-            self._trace.add_output(output, self._last_heard)
+        self._recorder.add_output(output, self._last_heard)
         if output.finish_reason is not None:
             self._open.pop(output.request_id, None)
+            self._watchers.pop(output.request_id, None)  # one that the engine refused before it took it in
             if not self._open:
                 self._idle.set()
         if sink is None:
@@ -338,6 +347,8 @@ class EngineClient:
     def _fail_open(self, message: str) -> None:
         sinks = list(self._open.values())
         self._open.clear()
+        self._watchers.clear()
+        self._recorder.add_kernels(Kernels((), message))
         self._idle.set()
         self.heartbeat = None
         if self._stats is not None:  # a dead engine runs nothing
@@ -381,11 +392,3 @@ class EngineClient:
             "dead": "The engine is not running.",
         }[self.state]
         return EngineUnavailable(message)
-
-
-def add_totals(stats: Snapshot, earlier: Snapshot | None) -> Snapshot:
-    """`stats` with the totals of earlier engines added, so that totals never fall."""
-    if earlier is None:
-        return stats
-    totals = [field.name for field in fields(stats) if field.name.endswith("_total")]
-    return replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in totals})

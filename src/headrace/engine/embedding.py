@@ -12,6 +12,7 @@ from headrace.config import EngineInfo
 from headrace.core.messages import AddRequest, Pooling
 from headrace.engine.client import EngineClient
 from headrace.engine.engine_requests import check_fields, check_ids
+from headrace.engine.timeline import Watcher
 from headrace.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
 from headrace.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ class EmbeddingRequest:
     tenant: str = ""
     cache_salt: str | None = None
     background: bool = False  # nobody waits for it
+    watcher: Watcher | None = None  # where it is traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ def pooling_request(request: EmbeddingRequest, info: EngineInfo) -> AddRequest:
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         background=request.background,
+        traced=request.watcher is not None,
         pooling=request.pooling,
     )
 
@@ -65,7 +68,7 @@ async def embed(client: EngineClient, request: EmbeddingRequest) -> Embedding:
     """Raises any `RequestError`. Cancelling it ends the engine's part too."""
     if client.info is None:
         raise client.unavailable()
-    async with aclosing(client.submit(pooling_request(request, client.info))) as outputs:
+    async with aclosing(client.submit(pooling_request(request, client.info), request.watcher)) as outputs:
         async for output in outputs:
             if output.pooled is not None:
                 return Embedding(vector=np.frombuffer(output.pooled, dtype="<f4"), cached_tokens=output.cached_tokens or 0)

@@ -21,8 +21,10 @@ from typing import Protocol
 
 from headrace.config import CompileStatus
 from headrace.core.explain import Explanation, Query
-from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, StepPlan, StepResult, TokenOutput
+from headrace.core.messages import AbortRequest, AddRequest, Kernel, SchedulerStats, StepPlan, StepResult, TokenOutput
 from headrace.core.step_tokens import StepTokens
+from headrace.engine.kernel_recorder import KernelRecorder
+from headrace.engine.timeline import Timelines
 from headrace.engine.wire import Abort, Add, Explain, Explained, FromEngine, Heartbeat, Outputs, Record, Shutdown, StepTrace, TracedRow
 from headrace.observe.work import WorkLedger
 
@@ -52,6 +54,8 @@ class SchedulerLike(Protocol):
 
 class RunnerLike(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
+    def start_profile(self) -> None: ...
+    def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]: ...
 
 
 def debugging() -> bool:
@@ -103,7 +107,8 @@ class EngineCore:
         self._at_rest = at_rest
         self._clock = clock
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue() if inbox is None else inbox
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | Record | None] = queue.SimpleQueue()
+        self._kernels = KernelRecorder(runner, emit)
         self._running: StepPlan | None = None  # handed to the runner, not yet done
         self._ahead: StepPlan | None = None  # planned, runs next
         self._step_started: float | None = None
@@ -117,6 +122,7 @@ class EngineCore:
         self._stale = True  # something has happened since the last heartbeat
         self._rested = True  # no step since the engine was at rest
         self._recorded_until = float("-inf")  # steps that start before are told one by one
+        self._timelines = Timelines()
         self._planned_at: dict[int, tuple[float, float]] = {}  # begin and end of planning, by step, of plans not done
 
     def post(self, message: Add | Abort | Shutdown | Explain | Record | News) -> None:
@@ -150,6 +156,9 @@ class EngineCore:
     def _run_plans(self) -> None:
         """Body of the runner's thread."""
         while (plan := self._plans.get()) is not None:
+            if isinstance(plan, Record):
+                self._kernels.record(plan)
+                continue
             try:
                 outcome: StepResult | BaseException = self._runner.execute(plan)
             except BaseException as error:  # also SystemExit, which would end this thread in silence
@@ -193,6 +202,7 @@ class EngineCore:
         self._stale = True
         match message:
             case Add(request):
+                self._timelines.add_request(request)
                 output = self._scheduler.add(request, self._clock())
             case Abort(request):
                 output = self._scheduler.abort(request)
@@ -204,8 +214,9 @@ class EngineCore:
             case Shutdown():
                 self._stopping = True
                 return
-            case Record(until):
+            case Record(until=until):
                 self._recorded_until = until
+                self._plans.put(message)
                 return
             case Explain(query):
                 self._emit(Explained(self._scheduler.explain(query, self._clock())))
@@ -260,6 +271,7 @@ class EngineCore:
             self._start(self._ahead)
             self._ahead = None
         self._outputs += self._scheduler.update(result, now)
+        self._timelines.add_step(plan, started, now)
         if started < self._recorded_until:
             self._emit(self._trace_of(plan, result, planned, started=started, ended=now))
         tokens = self._scheduler.step_tokens
@@ -302,6 +314,8 @@ class EngineCore:
     def _flush_outputs(self) -> None:
         if not self._outputs:
             return
+        for timeline in self._timelines.take(self._outputs):
+            self._emit(timeline)
         refused = any(output.error_code == "queue_full" for output in self._outputs)
         self._emit(Outputs(tuple(self._outputs), self._scheduler.retry_after() if refused else None))
         self._outputs.clear()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headrace.config import EngineInfo
 from headrace.core.messages import AddRequest
+from headrace.engine.timeline import Watcher
 from headrace.errors import ContextLengthExceeded, InvalidRequest
 from headrace.sampling_params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     session_id: str | None = None
     background: bool = False  # nobody waits for it
+    watcher: Watcher | None = None  # where it is traced
 
 
 def engine_requests(request: GenerationRequest, info: EngineInfo, tokenizer: Tokenizer) -> list[AddRequest]:
@@ -79,6 +81,7 @@ def engine_requests(request: GenerationRequest, info: EngineInfo, tokenizer: Tok
         cache_salt=request.cache_salt,
         session_id=request.session_id,
         background=request.background,
+        traced=request.watcher is not None,
     )
     # The prompt is scored once, and its blocks are leased once, by choice 0.
     forks = [

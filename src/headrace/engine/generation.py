@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -11,6 +12,7 @@ from headrace.engine.choice import Choice, ChoiceDelta
 from headrace.engine.client import EngineClient
 from headrace.engine.embedding import Embedding, EmbeddingRequest, embed
 from headrace.engine.engine_requests import GenerationRequest, engine_requests
+from headrace.engine.timeline import Watcher
 from headrace.errors import RequestError
 from headrace.text.grammar_checker import GrammarChecker
 from headrace.text.tokenizer import Tokenizer
@@ -59,7 +61,7 @@ class Generator:
                 yield ChoiceDelta(index=index, cached_tokens=0, finish_reason="length")
             return
         limit = 0 if params.max_tokens == 0 else 1
-        run = _Run(self._client)
+        run = _Run(self._client, request.watcher)
         try:
             for index, add in enumerate(adds):
                 run.open(add, Choice(index, params, self._tokenizer, limit=limit))
@@ -76,15 +78,16 @@ class Generator:
 class _Run:
     """The open choices of one request and the deltas that wait for the consumer."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, watcher: Watcher | None) -> None:
         self._client = client
+        self._watcher = watcher
         self._unfinished: dict[str, Choice] = {}  # by engine request id
         self._ready: deque[Choice] = deque()  # each at most once
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
     def open(self, add: AddRequest, choice: Choice) -> None:
-        self._client.open(add, _ChoiceSink(self, add.request_id))
+        self._client.open(add, _ChoiceSink(self, add.request_id), self._watcher)
         self._unfinished[add.request_id] = choice
 
     def close(self) -> None:
@@ -108,12 +111,15 @@ class _Run:
         choice = self._unfinished.get(request_id)
         if choice is None:
             return  # closed in the meantime
+        begin = 0.0 if self._watcher is None else time.monotonic()
         try:
             stopped = choice.push(output)
         except Exception as error:  # a fault in our text code: it belongs to this request's consumer, not to the client's read loop
             self.fail(request_id, error)
             self._client.abort(request_id)
             return
+        if self._watcher is not None:
+            self._watcher.detokenised(begin, time.monotonic())
         if stopped:
             self._client.abort(request_id, reason="stop")
         if choice.finished:

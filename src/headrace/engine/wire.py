@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
 from headrace.core.explain import Explanation, Query
-from headrace.core.messages import AbortRequest, AddRequest, SchedulerStats, TokenOutput
+from headrace.core.messages import AbortRequest, AddRequest, Kernel, SchedulerStats, TokenOutput
 from headrace.observe.work import Work
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
@@ -99,6 +99,7 @@ class Record(msgspec.Struct, frozen=True, tag=12, array_like=True):
     """Asks for a `StepTrace` of every step that starts before `until` (monotonic seconds)."""
 
     until: float
+    kernels: bool = False  # their kernels are recorded, until another `Record` comes
 
 
 class TracedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -126,8 +127,36 @@ class StepTrace(msgspec.Struct, frozen=True, tag=13, array_like=True):
     rows: tuple[TracedRow, ...]
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a prompt in a step. Times are monotonic seconds."""
+
+    started: float
+    ended: float
+    start: int  # position of the first token
+    num_tokens: int
+
+
+class Timeline(msgspec.Struct, frozen=True, tag=14, array_like=True):
+    """What the engine did for a request with `AddRequest.traced`. Sent before its last output."""
+
+    request_id: str
+    chunks: tuple[Chunk, ...]  # the first ones; after a preemption there are more than the prompt needs
+    num_chunks: int  # all of them
+    decode_begin: float | None  # monotonic seconds; None: no decode step
+    decode_end: float | None
+    num_decode_steps: int
+    num_preemptions: int
+
+
+class Kernels(msgspec.Struct, frozen=True, tag=15, array_like=True):
+    """What was recorded of kernels; the answer to the `Record` that ended it."""
+
+    kernels: tuple[Kernel, ...]
+    error: str | None = None  # why there are none
+
+
 ToEngine = Configure | Add | Abort | Shutdown | Vocabulary | Explain | Record
-FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace
+FromEngine = Started | Failed | Outputs | Heartbeat | Explained | StepTrace | Timeline | Kernels
 Message = ToEngine | FromEngine
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
-from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.core.messages import Kernel, Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ConfigError, StartError
 from headrace.runner.interface import LOST_SLOT, NON_FINITE
 
@@ -130,6 +130,7 @@ class FakeRunner:
         self.vocab_size = script.vocab_size
         self.eos_token_ids = script.eos_token_ids
         self.steps = 0
+        self._kernels: list[Kernel] | None = None  # one a step, while they are recorded
         self._last_step_id = 0
         self._slots: list[_Slot | None] = [None] * config.max_num_seqs
         self._device = [[0] * self.block_size for _ in range(self.num_blocks)]
@@ -159,6 +160,14 @@ class FakeRunner:
     def compile_status(self) -> CompileStatus:
         return CompileStatus(mode="off", state="ready")
 
+    def start_profile(self) -> None:
+        self._kernels = []
+
+    def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]:
+        assert self._kernels is not None, "start_profile comes first"
+        kernels, self._kernels = tuple(self._kernels), None
+        return lambda: kernels
+
     def kv_identity(self) -> dict[str, str]:
         return {"model": "fake", "block size": str(self.block_size)}
 
@@ -185,6 +194,9 @@ class FakeRunner:
         time.sleep(self.script.step_seconds + self.script.token_seconds * plan.num_tokens)
         self._wait_while_held()
         end = time.perf_counter()
+        if self._kernels is not None:
+            now = time.monotonic()
+            self._kernels.append(Kernel(name="fake", device="cpu", track=1, begin=now - (end - computing), end=now))
         return StepResult(step_id=plan.step_id, rows=rows, seconds=end - begin, model_seconds=end - computing)
 
     def _run(self, plan: StepPlan) -> tuple[SampledRow, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.config import CompileStatus, EngineInfo
-from headrace.core.messages import StepPlan, StepResult
+from headrace.core.messages import Kernel, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -50,6 +50,14 @@ class Runner(Protocol):
 
     def compile_status(self) -> CompileStatus:
         """A snapshot, from any thread."""
+        ...
+
+    def start_profile(self) -> None:
+        """From now on every kernel of the steps is recorded, which makes them slower. From the thread that executes."""
+        ...
+
+    def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]:
+        """Ends it, from the thread that executes; what it returns gives the kernels, from any thread, and may take a second."""
         ...
 
     def kv_identity(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import CompileStatus, EngineConfig, EngineInfo
-from headrace.core.messages import Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
+from headrace.core.messages import Kernel, Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs
 from headrace.models.content_digest import content_digest
 from headrace.models.decoder import Decoder
 from headrace.models.loader import load_config, load_model, weight_bytes
@@ -26,6 +26,7 @@ from headrace.runner.draws import request_key, unseeded_key
 from headrace.runner.execution_path import choose_path
 from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import LOST_SLOT, NON_FINITE, GrammarSource
+from headrace.runner.kernel_profile import KernelProfile
 from headrace.runner.kv_storage import KVCaches, KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
@@ -71,6 +72,7 @@ class ModelRunner:
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._profile: KernelProfile | None = None
         self._steps = CompiledSteps("off", self._general)
         self._model_seconds = self._input_seconds = self._sample_seconds = 0.0  # of the step that runs
 
@@ -145,6 +147,14 @@ class ModelRunner:
 
     def compile_status(self) -> CompileStatus:
         return self._steps.status()
+
+    def start_profile(self) -> None:
+        self._profile = KernelProfile(self._device)
+
+    def stop_profile(self) -> Callable[[], tuple[Kernel, ...]]:
+        assert self._profile is not None, "start_profile comes first"
+        profile, self._profile = self._profile, None
+        return profile.stop()
 
     def kv_identity(self) -> dict[str, str]:
         shape = self._storage.shape

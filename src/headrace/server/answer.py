@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.core.messages import TokenLogprobs
 from headrace.engine.generation import ChoiceDelta, GenerationRequest
+from headrace.engine.timeline import Watcher
 from headrace.errors import EngineUnavailable, QueueFull, RequestError
 from headrace.observe.metrics import RequestMetrics
 from headrace.server.fan_in import FanIn
@@ -76,7 +77,7 @@ class _Choice:
     parser: AnswerParser | None
     counter: ReasoningCounter | None
     opened: bool = False
-    finished: bool = False
+    finish_reason: str | None = None  # that of its last piece
     num_tokens: int = 0
     last_token: float = 0.0  # monotonic seconds
 
@@ -117,6 +118,7 @@ class Answer:
         new_scorer: Callable[[Prompt], Scorer] | None,
         background: bool = False,
         charge: Charge | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in request.prompts))
         self._request = request
@@ -124,7 +126,10 @@ class Answer:
         self._metrics = metrics
         self._background = background
         self._charge = charge  # settled at the end
-        self._answer_id = answer_id
+        self.answer_id = answer_id
+        self.first_token_at: float | None = None  # monotonic seconds
+        self.error: str | None = None  # the code of a failure that is the server's
+        self._watcher = watcher
         self._tenant = tenant
         self._arrival = arrival
         self._prompts = [
@@ -143,6 +148,11 @@ class Answer:
             for prompt in request.prompts
         ]
 
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """Of all choices, in their order; None: not ended yet."""
+        return [choice.finish_reason for state in self._prompts for choice in state.choices]
+
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
         """Pieces as they become ready. Raises `RequestError`. Closing the iterator aborts what still runs."""
         streams = [self._model.generator.generate(self._generation_request(index)) for index in range(len(self._prompts))]
@@ -158,9 +168,10 @@ class Answer:
             shown = translated(error, self._request.prompt_field)
             started = any(choice.opened for state in self._prompts for choice in state.choices)
             unfinished = "error" if started or shown.status >= 500 else ""
+            self.error = shown.code if unfinished else None
             raise shown from error
         except Exception:
-            unfinished = "error"
+            self.error = unfinished = "error"
             raise
         finally:
             if unfinished:
@@ -171,7 +182,7 @@ class Answer:
     def _generation_request(self, index: int) -> GenerationRequest:
         request, prompt = self._request, self._prompts[index].prompt
         return GenerationRequest(
-            request_id=f"{self._answer_id}-p{index}",
+            request_id=f"{self.answer_id}-p{index}",
             prompt_token_ids=prompt.token_ids,
             params=prompt.params,
             priority=request.priority,
@@ -180,6 +191,7 @@ class Answer:
             cache_salt=request.cache_salt,
             session_id=request.session_id,
             background=self._background,
+            watcher=self._watcher,
         )
 
     def _take(self, index: int, delta: ChoiceDelta, now: float) -> list[Piece]:
@@ -213,7 +225,7 @@ class Answer:
             if delta.finish_reason is not None:
                 piece.events += choice.parser.finish()
             if delta.finish_reason == "stop" and choice.parser.called:
-                piece.finish_reason = "tool_calls"
+                piece.finish_reason = choice.finish_reason = "tool_calls"
         if choice.scorer is not None:
             piece.logprobs = choice.scorer(delta.logprobs or (), None if choice.opened else state.scores or ())
         if not choice.opened:
@@ -241,6 +253,8 @@ class Answer:
             state.counted = True
             self._metrics.prompt(len(state.prompt.token_ids))
         if count:
+            if self.first_token_at is None:
+                self.first_token_at = now
             if choice.num_tokens == 0:
                 self._metrics.first_token(now - self._arrival)
                 if count > 1:
@@ -251,12 +265,12 @@ class Answer:
             choice.last_token = now
             self._metrics.generated(count)
         if delta.finish_reason is not None:
-            choice.finished = True
+            choice.finish_reason = delta.finish_reason
             self._metrics.finished(delta.finish_reason, now - self._arrival, choice.num_tokens)
 
     def _count_unfinished(self, reason: str) -> None:
         now = time.monotonic()
         for state in self._prompts:
             for choice in state.choices:
-                if not choice.finished:
+                if choice.finish_reason is None:
                     self._metrics.finished(reason, now - self._arrival, choice.num_tokens)

@@ -66,7 +66,11 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
     if config.web:
         paths |= WebPage.PATHS
     service.metrics.expect_paths(paths)
-    layers = [Middleware(RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests)]
+    layers = [
+        Middleware(
+            RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests, model=service.model_names[0], tracing=service.tracing
+        )
+    ]
     if config.allowed_origins:
         layers.append(
             Middleware(

@@ -7,6 +7,7 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -18,6 +19,7 @@ from headrace.server.answer import Answer, Header, Scorer, Usage
 from headrace.server.body import BodyLease, ClientGone, read_body
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.rate_limits import Charge, KeyLimits
+from headrace.server.request_span import RequestSpan
 from headrace.server.request_timeout import earlier, timeout_ms
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import Wire, encode, send_body, send_stream, whole_body
@@ -65,7 +67,9 @@ class GenerationRoute(Generic[Request]):
         service, dialect = self.service, self.dialect
         model = service.model()  # the process may have begun to drain while the body came in
         tenant = scope["state"]["tenant"]
-        request = await service.offload(len(body), dialect.parse, body, service, model, tenant)
+        span: RequestSpan | None = scope["state"].get("span")
+        with nullcontext() if span is None else span.part("tokenize"):
+            request = await service.offload(len(body), dialect.parse, body, service, model, tenant)
         del body
         lease.release()
         deadline_ms = earlier(request.deadline_ms, timeout_ms(scope))
@@ -73,9 +77,16 @@ class GenerationRoute(Generic[Request]):
         charge = charge_for(request, limits)
         request = dataclasses.replace(request, priority=limits.priority(request.priority), deadline_ms=deadline_ms)
         try:
-            answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge)
+            answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge, span=span)
             scope["state"]["usage"] = answer.usage
-            await self.respond(request, answer, wire, send)
+            if span is not None:
+                span.asks(request)
+                send = span.counting(send)
+            try:
+                await self.respond(request, answer, wire, send)
+            finally:
+                if span is not None:
+                    span.answered(answer)
         except BaseException:
             charge.settle(0)  # where the answer has not begun and settled it
             raise
@@ -90,6 +101,7 @@ class GenerationRoute(Generic[Request]):
         arrival: float,
         background: bool,
         charge: Charge | None = None,
+        span: RequestSpan | None = None,
     ) -> tuple[Answer, Wire]:
         dialect = self.dialect
         header = Header(answer_id=dialect.id_prefix + uuid.uuid4().hex, created=int(time.time()), model=request.model)
@@ -103,6 +115,7 @@ class GenerationRoute(Generic[Request]):
             new_scorer=dialect.new_scorers(request, model),
             background=background,
             charge=charge,
+            watcher=span,
         )
         return answer, dialect.new_wire(request, header, answer.usage)
 

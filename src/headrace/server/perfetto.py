@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.core.messages import Kernel
 from headrace.engine.trace import Trace
 from headrace.engine.wire import StepTrace
 
-ENGINE, REQUESTS = 1, 2  # process ids of the picture
+ENGINE, REQUESTS, KERNELS = 1, 2, 3  # process ids of the picture
 LOOP, RUNNER = 1, 2  # rows of the engine
 
 Event = dict[str, Any]
 
 
 def trace_object(trace: Trace, *, model: str) -> dict[str, Any]:
-    """Two groups: the engine, with its loop and its runner, and one row for each request. Times are microseconds from the trace's begin."""
+    """Groups: the engine, with its loop and its runner; one row for each request; where asked for, one for each track of kernels.
+
+    Times are microseconds from the trace's begin.
+    """
     picture = _Picture(trace)
     return {
         "displayTimeUnit": "ms",
@@ -27,6 +31,7 @@ class _Picture:
     def __init__(self, trace: Trace) -> None:
         self._begin = trace.begin
         self._rows: dict[str, int] = {}  # of each request
+        self._tracks: dict[tuple[str, int], int] = {}  # of kernels
         self.events: list[Event] = []
         first_step: dict[str, float] = {}
         for step in trace.steps:
@@ -36,15 +41,24 @@ class _Picture:
         for request_id, arrival in trace.arrivals.items():
             begun = first_step.get(request_id)
             self._slice("queued", REQUESTS, self._row(request_id), arrival, trace.end if begun is None else begun)
+        for kernel in trace.kernels or ():
+            self._kernel(kernel)
         for output in trace.outputs:
             name = f"{output.num_tokens} tokens" if output.finish_reason is None else f"end: {output.finish_reason}"
             self.events.append(
                 {"name": name, "ph": "i", "s": "t", "pid": REQUESTS, "tid": self._row(output.request_id), "ts": self._microseconds(output.at)}
             )
 
+    def _kernel(self, kernel: Kernel) -> None:
+        row = self._tracks.setdefault((kernel.device, kernel.track), len(self._tracks) + 1)
+        self._slice(kernel.name, KERNELS, row, kernel.begin, kernel.end)
+
     def names(self) -> list[Event]:
         named = [(ENGINE, None, "Engine"), (ENGINE, LOOP, "Loop: plan, update"), (ENGINE, RUNNER, "Runner: steps"), (REQUESTS, None, "Requests")]
         named += [(REQUESTS, row, request_id) for request_id, row in self._rows.items()]
+        if self._tracks:
+            named.append((KERNELS, None, "Kernels"))
+        named += [(KERNELS, row, f"{device}: {'thread' if device == 'cpu' else 'stream'} {track}") for (device, track), row in self._tracks.items()]
         return [
             {"name": "process_name" if row is None else "thread_name", "ph": "M", "pid": group, "tid": row or 0, "args": {"name": name}}
             for group, row, name in named

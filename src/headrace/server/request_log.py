@@ -6,14 +6,18 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.observe.metrics import Metrics
+from headrace.observe.tracing import Tracing
+from headrace.server import request_span
 from headrace.server.messages.errors import speaks_anthropic
-from headrace.server.trace_context import continued
+from headrace.server.request_span import RequestSpan
+from headrace.server.trace_context import TraceContext, continued
 
 VALID_ID = re.compile(r"[!-~]{1,128}")
 
@@ -21,11 +25,22 @@ logger = logging.getLogger("headrace.access")
 
 
 class RequestLog:
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, paths: Mapping[str, re.Pattern[str]], write_lines: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        *,
+        paths: Mapping[str, re.Pattern[str]],
+        write_lines: bool,
+        model: str,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._paths = paths  # of a route, with its parameters in braces -> what paths look like that it takes
         self._write_lines = write_lines
+        self._model = model
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,7 +51,7 @@ class RequestLog:
         request_id = given if VALID_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        trace = state["trace"] = continued(Headers(scope=scope).getlist("traceparent"))
+        trace, span = state["trace"], state["span"] = self._trace(scope, started)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -56,9 +71,31 @@ class RequestLog:
             await self._app(scope, receive, send_with_id)
         finally:
             seconds = time.monotonic() - started
+            if span is not None:
+                self._end(span, state, request_id, status)
             self._metrics.http_request(self._path_label(scope["path"]), status)
             if self._write_lines:
                 self._write(scope, request_id, "client gone" if state.get("gone") else str(status), seconds)
+
+    def _trace(self, scope: Scope, arrival: float) -> tuple[TraceContext | None, RequestSpan | None]:
+        headers = Headers(scope=scope)
+        operation = request_span.OPERATIONS.get(scope["path"]) if scope["method"] == "POST" else None
+        if self._tracing is None or operation is None:
+            return continued(headers.getlist("traceparent")), None
+        return request_span.begin(
+            self._tracing,
+            f"POST {scope['path']}",
+            operation=operation,
+            model=self._model,
+            traceparent=headers.getlist("traceparent"),
+            tracestate=headers.getlist("tracestate"),
+            arrival=arrival,
+        )
+
+    @staticmethod
+    def _end(span: RequestSpan, state: MutableMapping[str, Any], request_id: str, status: int) -> None:
+        error = "client_gone" if state.get("gone") else (str(status) if status >= 500 else None)
+        span.ended({"http.response.status_code": status, "headrace.http_request_id": request_id}, error=error)
 
     def _path_label(self, path: str) -> str:
         if path in self._paths:

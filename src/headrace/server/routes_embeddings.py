@@ -6,6 +6,7 @@ import asyncio
 import base64
 import time
 import uuid
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.core.messages import Pooling
 from headrace.engine.embedding import Embedding, EmbeddingRequest, unit_vector
+from headrace.engine.timeline import Watcher
 from headrace.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from headrace.observe.metrics import BackgroundMetrics, RequestMetrics
 from headrace.server.answer import Usage, translated
@@ -24,6 +26,7 @@ from headrace.server.body import decode_object, read_body
 from headrace.server.generation_route import background_tenant, until_disconnect
 from headrace.server.parse import encode_prompt, prompt_list
 from headrace.server.rate_limits import KeyLimits
+from headrace.server.request_span import RequestSpan
 from headrace.server.request_timeout import earlier, timeout_ms
 from headrace.server.schema import EmbeddingBody, validate
 from headrace.server.service import LoadedModel, Service
@@ -89,7 +92,15 @@ def fit(ids: tuple[int, ...], truncate: int | None, model: LoadedModel) -> tuple
 
 
 async def embed_all(
-    request: ParsedEmbeddings, model: LoadedModel, metrics: RequestMetrics, *, pooling: Pooling, tenant: str, arrival: float, background: bool
+    request: ParsedEmbeddings,
+    model: LoadedModel,
+    metrics: RequestMetrics,
+    *,
+    pooling: Pooling,
+    tenant: str,
+    arrival: float,
+    background: bool,
+    watcher: Watcher | None,
 ) -> list[Embedding]:
     """The embeddings in the order of the inputs. Raises the first `RequestError`; the other inputs are aborted then."""
     window = asyncio.Semaphore(INPUTS_AT_ONCE)
@@ -107,6 +118,7 @@ async def embed_all(
                     tenant=tenant,
                     cache_salt=request.cache_salt,
                     background=background,
+                    watcher=watcher,
                 )
             )
         metrics.prompt(len(ids))
@@ -169,17 +181,21 @@ class EmbeddingsRoute:
         )
 
     async def _answer(self, body: bytes, metrics: RequestMetrics, *, tenant: str, arrival: float, background: bool, state: dict[str, Any]) -> bytes:
-        """`state["usage"]` is set once the tokens are counted; `state` has the key's `limits` and the header's `timeout_ms`."""
+        """`state["usage"]` is set once the tokens are counted; `state` has the key's `limits`, the header's `timeout_ms`, and maybe a `span`."""
         service = self._service
         model = service.model()
-        request = await service.offload(len(body), parse, body, service, model)
+        span: RequestSpan | None = state.get("span")
+        with nullcontext() if span is None else span.part("tokenize"):
+            request = await service.offload(len(body), parse, body, service, model)
         state["usage"] = Usage(prompt_tokens=request.num_tokens)
         limits: KeyLimits = state["limits"]
         limits.charge(prompt_tokens=request.num_tokens, answer_tokens=0)
         deadline_ms = earlier(request.deadline_ms, state["timeout_ms"])
         request = replace(request, priority=limits.priority(request.priority), deadline_ms=deadline_ms)
         pooling = service.config.pooling
-        embeddings = await embed_all(request, model, metrics, pooling=pooling, tenant=tenant, arrival=arrival, background=background)
+        if span is not None:
+            span.asks_for_vectors(request.model, state["usage"])
+        embeddings = await embed_all(request, model, metrics, pooling=pooling, tenant=tenant, arrival=arrival, background=background, watcher=span)
         return await service.offload(sum(each.vector.nbytes for each in embeddings), body_of, request, embeddings)
 
 

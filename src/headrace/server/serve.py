@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
+from headrace import __version__
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.client import EngineClient
 from headrace.engine.engine_process import LaunchedEngine
@@ -29,6 +30,7 @@ from headrace.engine.generation import Generator as TextGenerator
 from headrace.engine.heap import release_freed_memory
 from headrace.errors import ConfigError, RequestError, StartError
 from headrace.models.store import cache_root
+from headrace.observe.tracing import Tracing
 from headrace.sampling_params import SamplingParams
 from headrace.server.app import create_app
 from headrace.server.batch_service import BatchService
@@ -142,7 +144,8 @@ class ServingProcess:
         self._signals = Signals()
         self._client = EngineClient(self._engine_config, max_restarts=self._config.max_restarts, launched=self._launched)
         limit = self._engine_config.max_num_seqs + self._engine_config.max_num_queued_reqs
-        self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit)
+        self._tracing = None if self._config.otlp_traces_endpoint is None else new_tracing(self._config.otlp_traces_endpoint)
+        self._service = Service(config=self._config, engine=self._client, model_names=self._names, max_requests=limit, tracing=self._tracing)
         self._batches = BatchService(self._service, self._batch_folder(), max_lines=self._engine_config.max_num_seqs)
         http = HttpServer(self._uvicorn_config())
         with self._signals.caught(), contextlib.closing(self._service):
@@ -159,6 +162,8 @@ class ServingProcess:
                     await serving
                     if self._generator is not None:
                         self._generator.close()
+                    if self._tracing is not None:
+                        await asyncio.to_thread(self._tracing.close)
 
     @contextlib.asynccontextmanager
     async def _grpc_port(self) -> AsyncGenerator[None, None]:
@@ -304,6 +309,16 @@ def new_grpc_server(service: Service) -> GrpcServer:
             raise
         raise ConfigError(f"--grpc-port needs packages that are not installed ({error.name}): pip install 'headrace[grpc]'.") from None
     return GrpcServer(service)
+
+
+def new_tracing(endpoint: str) -> Tracing:
+    """Its packages are an extra, and are loaded only where they are needed."""
+    try:
+        return Tracing(endpoint, version=__version__)
+    except ImportError as error:
+        if (error.name or "").split(".")[0] not in ("opentelemetry", "google", "requests"):
+            raise
+        raise ConfigError(f"--otlp-traces-endpoint needs packages that are not installed ({error.name}): pip install 'headrace[otel]'.") from None
 
 
 def read_template(given: str) -> str:

@@ -19,6 +19,7 @@ from headrace.engine.trace import Trace
 from headrace.engine.wire import Heartbeat
 from headrace.errors import EngineUnavailable, ModelNotFound
 from headrace.observe.metrics import Metrics
+from headrace.observe.tracing import Tracing
 from headrace.server.admission import Admission
 from headrace.server.auth import KeyRing
 from headrace.server.body import BodyBudget
@@ -55,7 +56,7 @@ class EngineState(Protocol):
 
     async def explain(self, token_ids: tuple[int, ...], *, cache_salt: str | None = None, tenant: str = "") -> Explanation: ...
 
-    async def trace(self, seconds: float) -> Trace: ...
+    async def trace(self, seconds: float, *, kernels: bool = False) -> Trace: ...
 
 
 class TokenGenerator(Protocol):
@@ -87,9 +88,12 @@ class LoadedModel:
 class Service:
     """One per process. `loaded` is set when the model is there; `draining` when the process is about to end."""
 
-    def __init__(self, *, config: ServerConfig, engine: EngineState, model_names: tuple[str, ...], max_requests: int) -> None:
+    def __init__(
+        self, *, config: ServerConfig, engine: EngineState, model_names: tuple[str, ...], max_requests: int, tracing: Tracing | None = None
+    ) -> None:
         self.config = config
         self.engine = engine
+        self.tracing = tracing  # None: no spans are made
         self.model_names = model_names
         self.created = int(time.time())
         self.metrics = Metrics(model_name=model_names[0])

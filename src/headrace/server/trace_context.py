@@ -13,6 +13,7 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 class TraceContext:
     trace_id: str  # 32 hexadecimal digits
     span_id: str  # 16, of this request in this server
+    parent_id: str  # 16, of the caller; empty where the trace begins here
     sampled: bool
 
     def header(self) -> str:
@@ -27,4 +28,4 @@ def continued(values: list[str]) -> TraceContext | None:
     version, trace_id, parent_id, flags, rest = match.groups()
     if version == "ff" or (version == "00" and rest is not None) or not int(trace_id, 16) or not int(parent_id, 16):
         return None
-    return TraceContext(trace_id=trace_id, span_id=secrets.token_hex(8), sampled=bool(int(flags, 16) & 1))
+    return TraceContext(trace_id=trace_id, span_id=secrets.token_hex(8), parent_id=parent_id, sampled=bool(int(flags, 16) & 1))

@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from headrace.server.open_inference import status, wire
 from headrace.server.open_inference.parse import InferRequest, decode, parse
 from headrace.server.open_inference.response import OUTPUTS, delta_response, final_response, whole_response
 from headrace.server.rate_limits import Charge, KeyLimits
+from headrace.server.request_span import RequestSpan
 from headrace.server.service import Service
 
 logger = logging.getLogger("headrace.access")
@@ -34,15 +35,32 @@ class Call:
     arrival: float  # monotonic seconds
     seconds_left: float | None  # from the arrival to the client's deadline
     write: Callable[[Any], Awaitable[None]]  # sends a response
+    span: RequestSpan | None = None  # where it is traced
     id: str = ""  # the client's, once it is known
 
     async def run(self, service: Service) -> None:
         """Answers it. Raises `RequestError`; cancelling it gives everything back."""
+        if self.span is None:
+            await self._run(service)
+            return
+        code = error = "CANCELLED"
+        try:
+            await self._run(service)
+            code, error = "OK", ""
+        except RequestError as failure:
+            code = status.code_of(failure).name
+            error = code if failure.status >= 500 else ""
+            raise
+        finally:
+            self.span.ended({"rpc.system": "grpc", "rpc.service": wire.SERVICE, "rpc.grpc.status": code}, error=error or None)
+
+    async def _run(self, service: Service) -> None:
         service.model()
         self.limits.take_request()
         with service.bodies.lease() as lease, service.admission.permit():
             lease.charge(len(self.data))
-            request = await self._parse(service, lease)
+            with nullcontext() if self.span is None else self.span.part("tokenize"):
+                request = await self._parse(service, lease)
             charge = charge_for(request.parsed, self.limits)
             try:
                 await self._generate(service, request, charge)
@@ -61,7 +79,10 @@ class Call:
             arrival=self.arrival,
             new_scorer=request.new_scorers(request.parsed, model),
             charge=charge,
+            watcher=self.span,
         )
+        if self.span is not None:
+            self.span.asks(request.parsed)
         outcome = "CANCELLED"
         try:
             await self._answer(request, answer)
@@ -70,6 +91,8 @@ class Call:
             outcome = status.code_of(error).name
             raise
         finally:
+            if self.span is not None:
+                self.span.answered(answer)
             if service.config.log_requests:
                 usage, seconds = answer.usage, time.monotonic() - self.arrival
                 tokens = f"prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}"

@@ -12,12 +12,14 @@ import grpc
 
 from headrace import __version__
 from headrace.errors import BodyTimeout, InvalidRequest, RequestError, RequestFailed
+from headrace.server import request_span
 from headrace.server.body import ClientGone
 from headrace.server.open_inference import status, wire
 from headrace.server.open_inference.call import Call
 from headrace.server.open_inference.parse import VERSION, check_version, decode
 from headrace.server.open_inference.response import OUTPUTS, error_response
 from headrace.server.rate_limits import KeyLimits
+from headrace.server.request_span import RequestSpan
 from headrace.server.service import Service
 
 Context = Any  # grpc.aio.ServicerContext, which has type parameters only in grpc's stubs
@@ -87,7 +89,8 @@ class Servicer:
             responses.append(response.SerializeToString())
 
         data = await self._only_request(aiter(requests))
-        call = Call(data=data, stream=False, tenant=tenant, limits=limits, arrival=arrival, seconds_left=seconds_left, write=write)
+        span = self._span(context, "ModelInfer", arrival)
+        call = Call(data=data, stream=False, tenant=tenant, limits=limits, arrival=arrival, seconds_left=seconds_left, write=write, span=span)
         del data
         await call.run(self._service)
         return responses[0]
@@ -121,8 +124,16 @@ class Servicer:
                     raise ClientGone from None
 
         async def answer(data: bytes) -> None:
+            arrival = time.monotonic()
             call = Call(
-                data=data, stream=True, tenant=tenant, limits=limits, arrival=time.monotonic(), seconds_left=context.time_remaining(), write=write
+                data=data,
+                stream=True,
+                tenant=tenant,
+                limits=limits,
+                arrival=arrival,
+                seconds_left=context.time_remaining(),
+                write=write,
+                span=self._span(context, "ModelStreamInfer", arrival),
             )
             del data
             try:
@@ -166,6 +177,17 @@ class Servicer:
         """Whose call it is. Raises `AuthenticationFailed`."""
         metadata = context.invocation_metadata() or ()
         return self._service.keys.holder((name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata)
+
+    def _span(self, context: Context, method: str, arrival: float) -> RequestSpan | None:
+        tracing = self._service.tracing
+        if tracing is None:
+            return None
+        found: dict[str, list[str]] = {"traceparent": [], "tracestate": []}
+        for name, value in context.invocation_metadata() or ():
+            if name in found and isinstance(value, str):
+                found[name].append(value)
+        model = self._service.model_names[0]
+        return request_span.begin(tracing, f"{wire.SERVICE}/{method}", operation="chat", model=model, arrival=arrival, **found)[1]
 
     async def checked_holder(self, context: Context) -> tuple[str, KeyLimits]:
         return self.holder(context)

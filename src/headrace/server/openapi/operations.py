@@ -124,7 +124,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/debug/trace"): Operation(
         summary="Record what the engine does for a few seconds, for Perfetto",
         answer="Trace",
-        query={"seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}},
+        query={"seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}, "kernels": {"type": "boolean", "default": False}},
         errors=(400, 401, 429, 500, 503),
     ),
     ("GET", "/version"): Operation(summary="The version of the server", answer="Version"),

@@ -225,9 +225,9 @@ Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, co
 // as they are, and cost nothing.
 void attention_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& qkv, int64_t qkv_format, const Tensor& output,
                     int64_t output_format, int64_t num_heads, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,
-                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table, double scale,
-                    int64_t window, double softcap) {
-  static thread_local Scratch in, norm, wide, turned, cos_in, sin_in, attended;
+                    const Tensor& slots, const Tensor& query_start, const Tensor& context_len, const Tensor& block_table,
+                    const std::optional<Tensor>& prompt_tokens, double scale, int64_t window, double softcap) {
+  static thread_local Scratch wide, turned, cos_in, sin_in, attended;
   const int64_t k = last_size(residual), padded = residual.numel() / k, rows = context_len.numel();
   check_dense(residual, "residual");
   STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float, "headrace_cpu: residual must be float32");
@@ -241,11 +241,14 @@ void attention_add_(const Tensor& residual, const Tensor& norm_weight, double ep
   check_rows(starts, lens, rows, padded, block_table.size(1) * args.block_size);
   const int64_t tokens = starts[rows];
   float *all = wide.get<float>(tokens * width), *q = turned.get<float>(tokens * num_heads * d), *out = attended.get<float>(tokens * num_heads * d);
-  multiply(first, normed(residual, norm_weight, eps, in, norm), tokens, nullptr, false, all);
+  float* h = static_cast<float*>(residual.mutable_data_ptr());
+  const float* norm = float_weight(norm_weight, k, "norm_weight");
+  const StepTokens step = tokens_of_step(query_start, prompt_tokens, padded);
+  for (const Tokens& each : {step.prompts, step.others}) multiply_normed(first, h, norm, static_cast<float>(eps), each, all);
   rotate_and_store(all, tokens, num_heads, as_floats(cos, "cos", cos_in), as_floats(sin, "sin", sin_in), rotary, k_cache, v_cache, places, q);
   args.q = q;
   attend(args, starts, lens, rows, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), out);
-  multiply(second, out, tokens, nullptr, true, static_cast<float*>(residual.mutable_data_ptr()));
+  for (const Tokens& each : {step.prompts, step.others}) multiply_tokens(second, out, each, nullptr, true, h);
 }
 
 }  // namespace headrace

@@ -3,6 +3,13 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "quantize.h"
+#include "tile_linear.h"
+
+#if defined(__AMX_BF16__)
+#define HEADRACE_TILES tile_linear, to_tiles
+#else
+#define HEADRACE_TILES nullptr, nullptr
+#endif
 
 #define HEADRACE_TEXT_(a) #a
 #define HEADRACE_TEXT(a) HEADRACE_TEXT_(a)
@@ -13,6 +20,7 @@ extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* h
                                               arrange,
                                               kFloatColumns,
                                               linear,
+                                              HEADRACE_TILES,
                                               unpack_row,
                                               attention_part,
                                               attention_fold,

@@ -1,0 +1,195 @@
+"""Measures a running server's steps while it serves.
+
+Requests like the trace's come in closed loops of more and more clients, and `/debug/trace` tells what the engine did. So steps are timed in
+service, with HTTP, tokenising and the load itself on the same machine, because that is what a step of a service takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.bench.load import body_of
+from headrace.bench.sse_client import Record, Target
+from headrace.bench.workload import BenchRequest
+from headrace.errors import StartError
+from headrace.plan.costs import Sample
+
+ALONE_S = 8.0  # of one client after the other's answer, which the delays around the engine are taken from
+LEVEL_S = 5.0  # of each larger number of clients
+ALONE_OUTPUT = 6  # tokens of an answer then
+SETTLE_S = 0.2  # before a level is recorded
+WARM_UP = 2  # requests
+LONGEST_HANDOFF_S = 0.005  # a longer gap between two steps was a wait for work
+ENGINE, REQUESTS, RUNNER = 1, 2, 2  # process and thread ids of server.perfetto
+
+Recording = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    samples: tuple[Sample, ...]
+    handoff_s: float
+    before_s: float
+    before_token_s: float
+    after_s: float
+
+
+def levels(max_num_seqs: int) -> list[int]:
+    """Numbers of clients: 1, 2, 4, ... and as many as the engine runs at once."""
+    return [*itertools.takewhile(lambda count: count < max_num_seqs, (2**power for power in range(16))), max_num_seqs]
+
+
+def measure(
+    target: Target,
+    record: Callable[[float], Recording],
+    requests: Iterator[BenchRequest],
+    *,
+    model: str,
+    clients: Sequence[int],
+    level_s: float = LEVEL_S,
+    on_level: Callable[[], None] = lambda: None,
+) -> Measurement:
+    """`record`: what `POST /debug/trace?seconds=` answers. `requests`: never end, and no two prompts are alike but for
+    what the trace's share: the prefix cache would answer them.
+    """
+    alone: list[Record] = []
+    recordings = []
+    for number, count in enumerate(clients):
+        seconds = ALONE_S if number == 0 else level_s
+        found, records = asyncio.run(_level(target, record, requests, model=model, clients=count, seconds=seconds, short=number == 0))
+        recordings.append(found)
+        if number == 0:
+            alone = records
+        on_level()
+    samples = [sample for recording in recordings for sample in samples_of(recording)]
+    before, before_token, after = delays_of(recordings[0], alone)
+    gaps = [gap for recording in recordings for gap in handoffs(recording)]
+    return Measurement(
+        samples=tuple(samples),
+        handoff_s=statistics.median(gaps) if gaps else 0.0,
+        before_s=before,
+        before_token_s=before_token,
+        after_s=after,
+    )
+
+
+async def _level(
+    target: Target, record: Callable[[float], Recording], source: Iterator[BenchRequest], *, model: str, clients: int, seconds: float, short: bool
+) -> tuple[Recording, list[Record]]:
+    """A closed loop that is recorded for so many seconds; the records of requests that were sent and ended in that time."""
+    records: list[Record] = []
+    extra = {"temperature": 0.0, "ignore_eos": True}
+
+    async def client() -> None:
+        while True:
+            request = next(source)
+            if short:
+                request = BenchRequest(prompt=request.prompt, max_tokens=min(request.max_tokens, ALONE_OUTPUT))
+            ended = await target.stream(body_of(request, model=model, chat=target.is_chat, extra=extra), timeout=600.0)
+            if ended.error is not None:
+                raise StartError(f"A request of the measurement failed: {ended.error}")
+            records.append(ended)
+
+    for _ in range(WARM_UP):
+        await target.stream(body_of(next(source), model=model, chat=target.is_chat, extra=extra), timeout=600.0)
+    loops = [asyncio.create_task(client()) for _ in range(clients)]
+    await asyncio.sleep(SETTLE_S)
+    begin = time.monotonic()
+    recorder = asyncio.create_task(asyncio.to_thread(record, seconds))
+    done, _ = await asyncio.wait([recorder, *loops], return_when=asyncio.FIRST_COMPLETED)
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+    found = await recorder
+    for task in done - {recorder}:
+        task.result()  # why a loop ended
+    return found, [ended for ended in records if ended.sent > begin]
+
+
+def steps_of(recording: Recording) -> list[dict[str, Any]]:
+    """The runner's slices, by time."""
+    events = recording["traceEvents"]
+    found = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == (ENGINE, RUNNER)]
+    return sorted(found, key=lambda event: float(event["ts"]))
+
+
+def rows_of(recording: Recording) -> dict[int, list[dict[str, Any]]]:
+    """The slices of each request, by time: queued, then a slice for each of its rows."""
+    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in recording["traceEvents"]:
+        if event["ph"] == "X" and event["pid"] == REQUESTS:
+            found[event["tid"]].append(event)
+    for events in found.values():
+        events.sort(key=lambda event: float(event["ts"]))
+    return found
+
+
+def samples_of(recording: Recording) -> list[Sample]:
+    """One for each step."""
+    shapes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # tokens, sampled, context, attended, has_prefill
+    for slices in rows_of(recording).values():
+        rows = [event for event in slices if "args" in event]
+        for event, later in itertools.zip_longest(rows, rows[1:]):
+            place = event["args"]
+            tokens, position, shape = place["tokens"], place["position"], shapes[place["step"]]
+            shape[0] += tokens
+            if event["name"] == "decode":
+                shape[1] += 1
+                shape[2] += position + 1
+            else:
+                shape[1] += later is None or later["name"] == "decode"
+                shape[3] += tokens * (position + tokens)
+                shape[4] = 1
+    samples = []
+    for event in steps_of(recording):
+        number = int(str(event["name"]).removeprefix("step ").split(":")[0])
+        tokens, sampled, context, attended, has_prefill = shapes[number]
+        if tokens:
+            seconds = float(event["dur"]) / 1e6
+            samples.append(Sample(tokens=tokens, sampled=sampled, context=context, attended=attended, has_prefill=bool(has_prefill), seconds=seconds))
+    return samples
+
+
+def handoffs(recording: Recording) -> list[float]:
+    """Seconds from the end of a step to the start of the next one, where that was planned already."""
+    steps = steps_of(recording)
+    gaps = ((float(b["ts"]) - float(a["ts"]) - float(a["dur"])) / 1e6 for a, b in itertools.pairwise(steps))
+    return [gap for gap in gaps if 0.0 <= gap < LONGEST_HANDOFF_S]
+
+
+def delays_of(recording: Recording, records: Sequence[Record]) -> tuple[float, float, float]:
+    """Seconds before the engine, of them for each prompt token, and behind it: what a client's time to the first token has beside the engine's.
+
+    `records`: of one client, whose requests came one after the other. In the recording they are told apart by their number of prompt tokens.
+    """
+    inside: dict[int, list[float]] = defaultdict(list)  # prompt tokens -> seconds from its arrival to the end of its prompt, in order
+    for slices in rows_of(recording).values():
+        prompts = [event for event in slices if "args" in event and event["name"] != "decode"]
+        queued = [event for event in slices if event["name"] == "queued"]
+        if queued and prompts:
+            last = prompts[-1]
+            end = float(last["ts"]) + float(last["dur"])
+            inside[last["args"]["position"] + last["args"]["tokens"]].append((end - float(queued[0]["ts"])) / 1e6)
+    points: list[tuple[int, float]] = []
+    for tokens, times in inside.items():
+        same = [ended.first - ended.sent for ended in records if ended.num_prompt_tokens == tokens and ended.first is not None]
+        if len(same) == len(times):  # else one was cut off, and which is not known
+            points += [(tokens, max(0.0, outside - engine)) for outside, engine in zip(same, times, strict=True)]
+    if not points:
+        return 0.0, 0.0, 0.0
+    slope = max(0.0, _slope(points))
+    rest = statistics.median(seconds - slope * tokens for tokens, seconds in points)
+    return max(0.0, rest) / 2, slope, max(0.0, rest) / 2  # how it is divided nobody measures; it matters little
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> float:
+    """Theil-Sen: the median of the slopes between all pairs, which single pauses do not move. 0 where all have one length."""
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(points, 2) if a[0] != b[0]]
+    return statistics.median(slopes) if slopes else 0.0
