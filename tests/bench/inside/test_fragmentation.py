@@ -43,8 +43,8 @@ def test_blocks_are_taken_as_they_are_filled():
 
 
 def test_the_youngest_gives_way_where_blocks_run_out_and_is_served_later():
-    found = simulate(Blocks(6 * 4, block_size=4), [request(4, 12)] * 3)
-    # at length 9 the third gives way, at 13 the second, which comes back at once; the first ends with step 12, and then nobody waits any more
+    found = simulate(Blocks(6 * 4, block_size=4), [request(4, 12)] * 4)
+    # at length 9 the third gives way, at 13 the second, which comes back at once; with the first's end in step 12 nobody waits any more
     assert (found["most_running"], found["preemptions"]) == (3, 2)
     assert found["finished_per_100_steps"] == pytest.approx(100 / 13)
 

@@ -198,9 +198,8 @@ def layouts(total: int, *, longest: int, block_sizes: Sequence[int]) -> Iterator
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        f"{'lengths':<10}{'memory':<16}{'unused of reserved':>20}{'unused of all':>15}{'running':>9}{'most':>6}{'ended/100 steps':>17}{'preempted':>11}"
-    ]
+    lines = [f"{'lengths':<10}{'memory':<16}{'unused of reserved':>20}{'unused of all':>15}{'running':>9}{'most':>6}{'ended/100 steps':>17}"]
+    lines[0] += f"{'preempted':>11}"
     for found in results:
         shares = f"{found['unused_of_reserved']:>20.1%}{found['unused_of_all']:>15.1%}"
         counts = f"{found['mean_running']:>9.1f}{found['most_running']:>6}{found['finished_per_100_steps']:>17.1f}{found['preemptions']:>11}"
