@@ -17,20 +17,11 @@
 #include "formats.h"
 #include "output_rows.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int64_t kTileK = 32, kTileRows = 16, kTileValues = kTileRows * kTileK;
-constexpr int kTileStride = 64, kSumStride = 32 * sizeof(float);  // bytes from a row to the next
-
-inline void configure_tiles() {
-  struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  asm volatile("ldtilecfg %0" ::"m"(config));  // the compiler's intrinsic reads 8 bytes only, as far as the compiler knows
-}
+constexpr int kSumStride = 32 * sizeof(float);  // bytes from a row to the next
 
 // Values k and k + 1 of 16 weight rows.
 inline void put_pair(uint16_t* out, F even, F odd) {
@@ -113,7 +104,7 @@ void unpack_weight_group(const headrace::TileLinear& a, int64_t group, uint16_t*
 // One block of activation rows, or its first half, times one pair of groups. sums: [32, 32]
 template <bool both_halves>
 inline void tile_sums(const uint16_t* x, const uint16_t* panel, int64_t steps, float* sums) {
-  asm volatile("" ::: "memory");  // what the compiler holds back for x or the panel must be there: tile loads don't say what they read
+  write_back();
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (both_halves) {
