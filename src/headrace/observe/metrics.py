@@ -57,6 +57,12 @@ class Stats(Protocol):
     num_cached_blocks: int
     prefix_query_tokens_total: int
     prefix_hit_tokens_total: int
+    prefix_miss_new_tokens_total: int
+    prefix_miss_evicted_tokens_total: int
+    prefix_miss_other_salt_tokens_total: int
+    prefix_miss_partial_tokens_total: int
+    kv_sampled_positions_total: int
+    kv_unused_positions_total: int
     preemptions_recompute_total: int
     preemptions_swap_total: int
     recomputed_tokens_total: int
@@ -277,8 +283,14 @@ class EngineTotals(Collector):
         self._model = model_name
         self._totals: dict[str, int] = {}
 
+    MISSES = ("new", "evicted", "other_salt", "partial")
+    OTHERS = (
+        *("preemptions_recompute_total", "preemptions_swap_total", "kv_sampled_positions_total", "kv_unused_positions_total"),
+        *(f"prefix_miss_{cause}_tokens_total" for cause in MISSES),
+    )
+
     def update(self, stats: Stats) -> None:
-        for name in [*(field for _, field, _ in self.NAMES), "preemptions_recompute_total", "preemptions_swap_total"]:
+        for name in [*(field for _, field, _ in self.NAMES), *self.OTHERS]:
             self.set(name, getattr(stats, name))
 
     def set(self, name: str, value: int) -> None:
@@ -296,7 +308,14 @@ class EngineTotals(Collector):
         by_kind = CounterMetricFamily("headrace_preemptions_by_kind", "The same, by what became of its blocks.", labels=("kind",))
         for kind, value in kinds.items():
             by_kind.add_metric((kind,), value)
-        yield by_kind
+        misses = CounterMetricFamily("headrace_prefix_cache_miss_tokens", "Prompt tokens not found in the prefix cache, by why.", labels=("cause",))
+        for cause in self.MISSES:
+            misses.add_metric((cause,), self.total(f"prefix_miss_{cause}_tokens_total"))
+        sampled, unused = self.total("kv_sampled_positions_total"), self.total("kv_unused_positions_total")
+        positions = CounterMetricFamily("headrace_kv_cache_positions", "Positions of held KV blocks, sampled, by what is there.", labels=("content",))
+        positions.add_metric(("token",), max(0, sampled - unused))
+        positions.add_metric(("nothing",), unused)
+        yield from (by_kind, misses, positions)
         yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was started again.", value=self.total("restarts"))
 
     def _family(self, name: str, text: str, value: int) -> Metric:
