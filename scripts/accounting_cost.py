@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What it costs that the engine divides its time into kinds: pairs of runs with the accounting and without it.
+"""What it costs that the engine divides its time into kinds: the same work with the accounting and without it, in turn.
 
     python scripts/accounting_cost.py
-    python scripts/accounting_cost.py --pairs 3 --requests 16 --loop-pairs 31
+    python scripts/accounting_cost.py --requests 64 --loop-pairs 31
 
-First the engine's loop alone, with a runner that computes nothing: what a step's bookkeeping takes in processor time, with and without. Then
-a model under the load of a busy service (prompts lognormal 32-512 around 128, answers 16-256 around 64, 16 at a time): throughput with
-and without, in turn. The cost of the first in a step of the second is the figure that other work on the machine hardly changes. Without: the
-ledger, the sorting of a step's tokens and the causes of prefix misses are replaced by nothing, in this process alone. What stands after `--`
-are flags of `headrace serve`; the default is `--quantization gguf --max-model-len 2048`.
+First the engine's loop alone, with a runner that computes nothing: pairs of runs, and what a step's bookkeeping takes in processor time with
+and without. Then a model under the load of a busy service (prompts lognormal 32-512 around 128, answers 16-256 around 64, 16 at a time), where
+the accounting goes on and off from step to step: pairs of neighbouring steps of the same size, so that other work on the machine meets both
+alike. Without: the ledger, the sorting of a step's tokens and the causes of prefix misses do nothing, in this process alone. What stands after
+`--` are flags of `headrace serve`; the default is `--quantization gguf --max-model-len 2048`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from unittest import mock
 from headrace.cli.options import ENGINE_GROUPS, add_options
 from headrace.cli.settings import engine_options
 from headrace.config import EngineConfig
-from headrace.core import admission, scheduler
-from headrace.core.messages import AddRequest
+from headrace.core import admission, scheduler, step_tokens
+from headrace.core.draft import PlannedStep
+from headrace.core.messages import AddRequest, StepPlan, StepResult
 from headrace.core.prefix_misses import PrefixMisses
 from headrace.core.scheduler import Scheduler
 from headrace.core.step_tokens import StepTokens
@@ -36,65 +37,62 @@ from headrace.engine.async_llm import make_engine_config
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.engine_host import scheduler_config
 from headrace.engine.wire import Add, FromEngine, Outputs, Shutdown, encode_frame
-from headrace.observe.work import Work
+from headrace.observe.work import Work, WorkLedger
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.sampling_params import SamplingParams
 
 BATCH = 16
 
 
-class NoLedger:
-    """A `WorkLedger` that keeps nothing."""
+class Switch:
+    """Whether the accounting is on: of all that is made within `installed`, from then on."""
 
-    def __init__(self, now: float) -> None:
-        self._work = Work()
+    def __init__(self) -> None:
+        self.on = True
 
-    def snapshot(self) -> Work:
-        return self._work
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        switch, nothing, tokens_of = self, StepTokens(), step_tokens.tokens_of
 
-    def lap(self, now: float) -> float:
-        return 0.0
+        class SwitchedLedger(WorkLedger):
+            def snapshot(self) -> Work:
+                return super().snapshot() if switch.on else Work()
 
-    def pass_between(self, kind: str, now: float) -> None:
-        pass
+            def lap(self, now: float) -> float:
+                return super().lap(now) if switch.on else 0.0
 
-    def add_step(self, seconds: float, **what: Any) -> None:
-        pass
+            def pass_between(self, kind: str, now: float) -> None:
+                if switch.on:
+                    super().pass_between(kind, now)
 
+            def add_step(self, seconds: float, **what: Any) -> None:
+                if switch.on:
+                    super().add_step(seconds, **what)
 
-class NoMisses(PrefixMisses):
-    def note(self, *args: Any, **what: Any) -> None:
-        pass
+        class SwitchedMisses(PrefixMisses):
+            def note(self, *tokens: Any, **what: Any) -> None:
+                if switch.on:
+                    super().note(*tokens, **what)
 
+        def switched_tokens_of(step: PlannedStep, result: StepResult) -> StepTokens:
+            return tokens_of(step, result) if switch.on else nothing
 
-NO_TOKENS = StepTokens()
-
-
-def nothing(step: Any, result: Any) -> StepTokens:
-    """In place of `core.step_tokens.tokens_of`; a mock would take longer than what it stands for."""
-    return NO_TOKENS
-
-
-@contextlib.contextmanager
-def accounting(on: bool) -> Iterator[None]:
-    """Of cores and schedulers that are made within."""
-    with contextlib.ExitStack() as stack:
-        if not on:
-            stack.enter_context(mock.patch.object(engine_core, "WorkLedger", NoLedger))
-            stack.enter_context(mock.patch.object(scheduler, "tokens_of", nothing))
-            stack.enter_context(mock.patch.object(admission, "PrefixMisses", NoMisses))
-        yield
+        with (
+            mock.patch.object(engine_core, "WorkLedger", SwitchedLedger),
+            mock.patch.object(admission, "PrefixMisses", SwitchedMisses),
+            mock.patch.object(scheduler, "tokens_of", switched_tokens_of),
+        ):
+            yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     tokens: int
     steps: int
-    seconds: float
     loop_seconds: float  # processor time of the loop's thread
 
 
-def run(runner: Any, config: EngineConfig, requests: Sequence[AddRequest], *, on: bool) -> Cost:
+def run(runner: Any, config: EngineConfig, requests: Sequence[AddRequest], switch: Switch) -> Cost:
     """All requests, `max_num_seqs` at a time, on an engine's loop of their own."""
     tokens = ended = steps = 0
 
@@ -109,13 +107,13 @@ def run(runner: Any, config: EngineConfig, requests: Sequence[AddRequest], *, on
             if ended == len(requests):
                 core.post(Shutdown())
 
-    with accounting(on):
+    with switch.installed():
         core = EngineCore(runner, Scheduler(scheduler_config(config, runner.info(0.0), num_host_blocks=0)), emit)
         for request in requests:
             core.post(Add(request))
-        begin, cpu = time.perf_counter(), time.thread_time()
+        cpu = time.thread_time()
         core.run()
-        return Cost(tokens=tokens, steps=steps, seconds=time.perf_counter() - begin, loop_seconds=time.thread_time() - cpu)
+        return Cost(tokens=tokens, steps=steps, loop_seconds=time.thread_time() - cpu)
 
 
 def lognormal(rng: random.Random, median: int, low: int, high: int) -> int:
@@ -135,27 +133,49 @@ def request(name: str, prompt: Sequence[int], max_tokens: int) -> AddRequest:
     return AddRequest(request_id=name, prompt_token_ids=tuple(prompt), params=params, arrival=0.0)
 
 
-def in_pairs(count: int, measure: Any) -> list[tuple[Cost, Cost]]:
-    """(with, without), in turn and each time in the other order, after one pair to warm up; `measure(on, number)`."""
+def loop_pairs(count: int, num_steps: int) -> list[tuple[Cost, Cost]]:
+    """(with, without), each time in the other order, after one pair to warm up."""
+    config = EngineConfig(model="", max_num_seqs=BATCH, max_model_len=1024, num_gpu_blocks_override=2048)
     pairs = []
     for number in range(count + 1):
-        order = (True, False) if number % 2 else (False, True)
-        costs = {on: measure(on, number) for on in order}
+        costs = {}
+        for on in (True, False) if number % 2 else (False, True):
+            switch = Switch()
+            switch.on = on
+            requests = [request(f"r{i}", [i + 2, 3, 4], num_steps) for i in range(BATCH)]
+            costs[on] = run(FakeRunner(config, FakeScript(vocab_size=1000)), config, requests, switch)
         pairs.append((costs[True], costs[False]))
     return pairs[1:]
 
 
-def loop_pairs(count: int, num_steps: int) -> list[tuple[Cost, Cost]]:
-    config = EngineConfig(model="", max_num_seqs=BATCH, max_model_len=1024, num_gpu_blocks_override=2048)
+class SwitchingRunner:
+    """A runner that puts the switch on, off, off, on, ... from step to step, and notes when each step began."""
 
-    def measure(on: bool, number: int) -> Cost:
-        runner = FakeRunner(config, FakeScript(vocab_size=1000))
-        return run(runner, config, [request(f"r{i}", [i + 2, 3, 4], num_steps) for i in range(BATCH)], on=on)
+    def __init__(self, runner: Any, switch: Switch) -> None:
+        self._runner = runner
+        self._switch = switch
+        self.steps: list[tuple[float, bool, tuple[int, int]]] = []  # begin, whether on, rows and tokens
 
-    return in_pairs(count, measure)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._switch.on = len(self.steps) % 4 in (0, 3)  # the loop works in the shadow of this step
+        self.steps.append((time.perf_counter(), self._switch.on, (len(plan.rows), plan.num_tokens)))
+        result: StepResult = self._runner.execute(plan)
+        return result
+
+    def pairs(self) -> list[tuple[float, float]]:
+        """Seconds from step to step, (with, without), of neighbours that are alike."""
+        found = []
+        for first, second, after in zip(self.steps[::2], self.steps[1::2], self.steps[2::2], strict=False):
+            if first[2] == second[2]:
+                seconds = {first[1]: second[0] - first[0], second[1]: after[0] - second[0]}
+                found.append((seconds[True], seconds[False]))
+        return found
 
 
-def model_pairs(count: int, num_requests: int, flags: Sequence[str]) -> list[tuple[Cost, Cost]]:
+def model_pairs(num_requests: int, flags: Sequence[str]) -> list[tuple[float, float]]:
     from headrace.runner.model_runner import ModelRunner
 
     parser = argparse.ArgumentParser(prog="accounting_cost.py -- ...")
@@ -164,47 +184,44 @@ def model_pairs(count: int, num_requests: int, flags: Sequence[str]) -> list[tup
     settings = {name.replace("_", "-"): value for name, value in vars(parser.parse_args(flags)).items()}
     settings["max-num-seqs"] = BATCH
     config = make_engine_config(settings.pop("model", None), engine_options(settings))
-    runner = ModelRunner(config)
+    switch = Switch()
+    runner = SwitchingRunner(ModelRunner(config), switch)
     try:
-        return in_pairs(count, lambda on, number: run(runner, config, busy_service(num_requests, number), on=on))
+        run(runner, config, busy_service(num_requests, 0), switch)
     finally:
         runner.close()
+    return runner.pairs()
 
 
-def report(loop: Sequence[tuple[Cost, Cost]], model: Sequence[tuple[Cost, Cost]]) -> str:
-    """Medians, and between which of the pairs they lie."""
-    per_step = sorted(1e6 * (on.loop_seconds / on.steps - off.loop_seconds / off.steps) for on, off in loop)
-    size = f"{len(loop)} pairs of {loop[0][0].steps} steps of {BATCH} rows"
-    lines = [f"loop: {statistics.median(per_step):.1f} us a step (quarters {_quarters(per_step)}), {size}"]
-    if model:
-        ratios = sorted((on.tokens / on.seconds) / (off.tokens / off.seconds) for on, off in model)
-        step = statistics.median(off.seconds / off.steps for _, off in model)
-        lines += [
-            f"model: {statistics.median(on.tokens / on.seconds for on, _ in model):.0f} tokens/s with, "
-            f"{statistics.median(off.tokens / off.seconds for _, off in model):.0f} without: ratio {statistics.median(ratios):.4f} "
-            f"({ratios[0]:.4f} to {ratios[-1]:.4f}, {len(model)} pairs)",
-            f"cost: {statistics.median(per_step) / 1e6 / step:.4%} of a step of {1e3 * step:.1f} ms",
-        ]
-    return "\n".join(lines)
+def loop_report(pairs: Sequence[tuple[Cost, Cost]]) -> str:
+    per_step = sorted(1e6 * (on.loop_seconds / on.steps - off.loop_seconds / off.steps) for on, off in pairs)
+    low, middle, high = statistics.quantiles(per_step, n=4)
+    return f"loop: {middle:.1f} us of a step (quarters {low:.1f} to {high:.1f}), {len(pairs)} pairs of {pairs[0][0].steps} steps of {BATCH} rows"
 
 
-def _quarters(values: Sequence[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0], 0.0, values[0])
-    return f"{low:.1f} to {high:.1f}"
+def model_report(pairs: Sequence[tuple[float, float]], seed: int = 0) -> str:
+    """The median ratio of throughputs (without accounting: 1), and where it lies in 95 of 100 samples of the pairs."""
+    rng = random.Random(seed)
+    ratios = [off / on for on, off in pairs]
+    samples = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
+    step = statistics.median(off for _, off in pairs)
+    return (
+        f"model: throughput with accounting {statistics.median(ratios):.4f} of that without (95 %: {samples[25]:.4f} to {samples[974]:.4f}), "
+        f"{len(pairs)} pairs of steps of {1e3 * step:.1f} ms"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3, help="of runs with a model; 0: none")
-    parser.add_argument("--requests", type=int, default=16, help="in each of them")
+    parser.add_argument("--requests", type=int, default=64, help="of the run with a model; 0: none")
     parser.add_argument("--loop-pairs", type=int, default=31)
     parser.add_argument("--loop-steps", type=int, default=400)
     parser.add_argument("flags", nargs="*", help="after --: flags of headrace serve")
     options = parser.parse_args()
     flags = options.flags or ["--quantization", "gguf", "--max-model-len", "2048"]
-    loop = loop_pairs(options.loop_pairs, options.loop_steps)
-    print(report(loop, []), flush=True)
-    print(report(loop, model_pairs(options.pairs, options.requests, flags)) if options.pairs else "")
+    print(loop_report(loop_pairs(options.loop_pairs, options.loop_steps)), flush=True)
+    if options.requests:
+        print(model_report(model_pairs(options.requests, flags)))
 
 
 if __name__ == "__main__":
