@@ -7,7 +7,8 @@
 The first reads streams of a server that notes when it wrote each token, and prints how much later a token was seen. With `--guidellm`, the
 program of that name in an environment of its own puts the same requests, as many at a time, on the same server, in turn with ours: throughput,
 time to first token and inter-token latency, the median over the rounds of each round's median. What stands after `--` are a model and flags of
-`headrace serve`. The exit status is 1 where a delay is off by more than 2 ms, or a figure by more than 5 %.
+`headrace serve`. Client and server run on CPUs of their own, where there are two: a generator that takes a core from the server measures
+itself. The exit status is 1 where a delay is off by more than 2 ms, or a figure by more than 5 %.
 """
 
 from __future__ import annotations
@@ -109,6 +110,12 @@ def compared(our: Sequence[Round], their: Sequence[Round]) -> tuple[str, bool]:
     return "\n".join(lines), agree
 
 
+def divide_cpus() -> tuple[set[int], set[int]]:
+    """For the server and for clients."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return (set(cpus[:-1]), set(cpus[-1:])) if len(cpus) > 1 else (set(cpus), set(cpus))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guidellm", metavar="PROGRAM")
@@ -123,7 +130,10 @@ def main() -> int:
     print(f"{len(delays)} tokens seen after they were written: median {statistics.median(delays):.3f} ms, longest {delays[-1]:.3f} ms", flush=True)
     if options.guidellm is None:
         return int(not good)
+    server_cpus, client_cpus = divide_cpus()
+    os.sched_setaffinity(0, server_cpus)  # what is started inherits it
     with tempfile.TemporaryDirectory() as name, own_server([*options.flags, "--no-enable-prefix-caching"]) as server:
+        os.sched_setaffinity(0, client_cpus)
         folder, work = Path(name), Path(name) / "work.jsonl"
         write_work(work, options.requests, options.output_tokens)
         load = (work, folder, options.requests, options.clients)
