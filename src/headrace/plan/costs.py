@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from headrace.errors import ConfigError
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384, 32768)
+BENCH_STEP = "headrace-step-1"
 SWEEPS = 2000  # of coordinate descent; a dozen features need far fewer
 
 
@@ -63,7 +64,7 @@ class Measured:
 
     model: str
     machine: str
-    flags: tuple[str, ...]  # that it was started with
+    flags: tuple[str, ...] | None  # that it was started with; None: not told
     num_blocks: int
     block_size: int
     max_model_len: int
@@ -79,9 +80,11 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Raises `ConfigError` for what `write` has not written."""
+        """What `write` has written, or `headrace bench step --json`. Raises `ConfigError` for other files."""
         try:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if value.get("format") == BENCH_STEP:
+                return cls._of_bench_step(value)
             columns = [value["samples"][field.name] for field in fields(Sample)]
             names = [field.name for field in fields(Sample)]
             samples = tuple(Sample(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
@@ -94,6 +97,36 @@ class Measured:
         if not samples:
             raise ConfigError(f"--step-costs: {path} holds no measured steps.")
         return found
+
+    @classmethod
+    def _of_bench_step(cls, value: Mapping[str, Any]) -> Measured:
+        """Steps that ran without a service around them; see `headrace.bench.inside.step`."""
+        samples = [
+            Sample(
+                tokens=point["tokens"],
+                sampled=point["sampled"],
+                context=point["rows"] * (point["context"] + 1),
+                attended=point["prompt_tokens"] * (point["context"] + point["prompt_tokens"]),
+                has_prefill=point["prompt_tokens"] > 0,
+                seconds=milliseconds / 1e3,
+            )
+            for point in value["points"]
+            for milliseconds in point["runner_ms"]
+        ]
+        engine = value["engine"]
+        return cls(
+            model=value["model"],
+            machine=value["machine"],
+            flags=None,
+            num_blocks=engine["num_blocks"],
+            block_size=engine["block_size"],
+            max_model_len=engine["max_model_len"],
+            handoff_s=0.0,
+            before_s=0.0,
+            before_token_s=0.0,
+            after_s=0.0,
+            samples=tuple(samples),
+        )
 
 
 class FittedCosts:
