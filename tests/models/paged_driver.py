@@ -53,12 +53,16 @@ class PagedDriver:
             context_lens=[self.lengths[sequence] for sequence in order],
             num_decode_rows=query_lens.count(1),
             prompt_lens=None if prompt_lens is None else [prompt_lens[sequence] for sequence in order],
+            prompt_tokens_R=None if prompt_lens is None else torch.tensor([self._of_prompt(s, len(work[s]), prompt_lens[s]) for s in order]).int(),
             deterministic=self.deterministic,
         )
         with torch.inference_mode():
             ids = torch.tensor([token for sequence in order for token in work[sequence]])
             logits = self.model.compute_logits(self.model(ids, meta.positions_T, self.kv_caches, meta))
         return dict(zip(order, logits.split(query_lens), strict=True))
+
+    def _of_prompt(self, sequence: int, count: int, prompt_len: int) -> int:
+        return min(max(prompt_len - (self.lengths[sequence] - count), 0), count)
 
     def prefill(self, tokens: list[int], *, chunks: list[int] | None = None, sequence: int = 0) -> Tensor:
         """Logits [len(tokens), V] of one sequence, computed in chunks of the given sizes (they must sum to its length)."""

@@ -64,7 +64,8 @@ def test_half_precision_stays_near(name, dtype, kernels, tmp_path):
     want = their_logits(theirs, TOKENS)
     got = PagedDriver(ours, kv_dtype=dtype).prefill(TOKENS)
     assert got.dtype == torch.float32
-    coarse = 0.12 if dtype == torch.bfloat16 else 0.015
+    in_bfloat16 = kernels and cpu.load().isa == "amx"  # the products of a prompt, in either dtype
+    coarse = 0.12 if dtype == torch.bfloat16 else 0.05 if in_bfloat16 else 0.015
     assert (got - want).pow(2).mean().sqrt() < coarse * want.std()
 
 

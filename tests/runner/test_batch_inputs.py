@@ -63,6 +63,8 @@ def test_a_step_of_random_rows(seed: int) -> None:
         assert meta.context_lens[place] == positions[-1] + 1
         assert meta.prompt_lens is not None
         assert meta.prompt_lens[place] == 1  # what start() says
+        assert meta.prompt_tokens_R is not None
+        assert meta.prompt_tokens_R[place] == (planned.start == 0)
         assert meta.positions_T[part].tolist() == positions
         assert batch.input_ids_T[part].tolist() == [tokens[planned.slot][p] for p in positions]
         assert meta.slot_mapping_T[part].tolist() == [table[p // BLOCK] * BLOCK + p % BLOCK for p in positions]

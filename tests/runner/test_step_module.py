@@ -24,10 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 def test_the_same_numbers(model: Decoder) -> None:
     module, ours, theirs = StepModule(model, SHAPE), new_caches(model), new_caches(model)
-    for rows in ([(0, 20)], [(20, 3)], [(0, 7), (23, 1)]):
+    for rows in ([(0, 20)], [(20, 3)], [(0, 7), (23, 1)]):  # the first twenty positions are the prompt's
         ids, meta = step(rows)
         with torch.inference_mode():
-            got = module(ids, meta.positions_T, meta.slot_mapping_T, meta.query_start_R1, meta.context_len_R, meta.block_table_RB, ours)
+            places = (meta.positions_T, meta.slot_mapping_T, meta.query_start_R1, meta.context_len_R, meta.block_table_RB, meta.prompt_tokens_R)
+            got = module(ids, *places, ours)
             assert torch.equal(got, model(ids, meta.positions_T, theirs, meta))
     for pair, other in zip(ours, theirs, strict=True):
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(pair, other, strict=True))

@@ -18,6 +18,7 @@ from tests.models.tiny_models import make
 
 SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
 BLOCK_SIZE = 4
+PROMPT = 20  # tokens of each row's prompt
 
 
 def kernels_or_skip() -> cpu.CpuKernels:
@@ -58,6 +59,7 @@ def step(rows: list[tuple[int, int]], *, seed: int = 0) -> tuple[Tensor, Attenti
         query_lens=counts,
         context_lens=[first + count for first, count in rows],
         num_decode_rows=counts.count(1),
+        prompt_tokens_R=torch.tensor([min(max(PROMPT - first, 0), count) for first, count in rows], dtype=torch.int32),
     )
     ids = torch.randint(0, SIZES["vocab_size"], (sum(counts),), generator=torch.Generator().manual_seed(seed))
     return ids, meta

@@ -76,6 +76,7 @@ class AttentionMetadata:
     context_lens: list[int]  # [R] same as context_len_R
     num_decode_rows: int
     prompt_lens: list[int] | None = None  # [R] tokens of each row's prompt, for RoPE that depends on it; None: the context lengths
+    prompt_tokens_R: Tensor | None = None  # int32 [R]: the first so many of a row's tokens in this step are of its prompt; None: none are
     deterministic: bool = False  # every token attends in a shape that depends on its position only
     _layouts: dict[tuple[int | None, torch.dtype, int], _StepLayout] = field(default_factory=dict, init=False, repr=False)
 

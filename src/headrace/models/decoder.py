@@ -34,6 +34,7 @@ class Embedding(nn.Module):
 
 class DecoderLayer(nn.Module):
     attention_class: type[Attention] = Attention
+    mlp_class: type[MLP] = MLP
 
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class DecoderLayer(nn.Module):
         self.attention = self.attention_class(config, layer, dtype=dtype, device=device)
         self.attention_post_norm = norm(config.post_norm)
         self.mlp_pre_norm = norm(config.pre_norm)
-        self.mlp = MLP(config, dtype=dtype, device=device)
+        self.mlp = self.mlp_class(config, dtype=dtype, device=device)
         self.mlp_post_norm = norm(config.post_norm)
 
     def forward(self, h_TE: Tensor, cos_sin: tuple[Tensor, Tensor] | None, kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:

@@ -7,6 +7,7 @@ takes the packed size and a copy or two of one matrix; norms and biases are floa
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -18,7 +19,7 @@ from headrace.models.decoder import Decoder, DecoderLayer, Embedding
 from headrace.models.gguf import GGUFFile
 from headrace.models.gguf_config import gguf_model_config
 from headrace.models.layer_runs import LayerConstants, LayerRun, find_runs
-from headrace.models.layers import Attention, Linear, RMSNorm
+from headrace.models.layers import MLP, Attention, Linear, RMSNorm
 from headrace.models.model_config import ModelConfig
 from headrace.models.packed_sources import BlockSource, PackedSource
 from headrace.models.rope import RopeConfig
@@ -70,28 +71,39 @@ class PackedStack(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self.parts], dim=-1)
+    def forward(self, x: Tensor, meta: AttentionMetadata | None = None) -> Tensor:
+        return torch.cat([part(x, meta) for part in self.parts], dim=-1)
 
 
 class PackedAttention(Attention):
     """The same in three kernels: rotation and write to the cache, attention, and the products around them."""
 
     def forward(self, x_TE: Tensor, cos_sin: tuple[Tensor, Tensor], kv_cache: tuple[Tensor, Tensor], meta: AttentionMetadata) -> Tensor:
-        qkv = self.qkv(x_TE)
+        qkv = self.qkv(x_TE, meta)
         if self.qk_norm is not None:
             qk, v = qkv.split((self.q_size + self.kv_size, self.kv_size), dim=-1)
             qkv = torch.cat((self.norm_qk(qk), v), dim=-1)
         q_THD = cpu.rope_write_kv(qkv, cos_sin, *kv_cache, meta.slot_mapping_T)
-        attend = paged_attention if self.head_dim % cpu.HEAD_STEP else cpu.paged_attention
+        attend = paged_attention
+        if self.head_dim % cpu.HEAD_STEP == 0:
+            attend = partial(cpu.paged_attention, prompts_in_bfloat16=self.output.in_bfloat16)
         out_THD = attend(q_THD, *kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, logit_softcap=self.logit_softcap)
-        return self.output(out_THD.flatten(1))
+        return self.output(out_THD.flatten(1), meta)
+
+
+class PackedMLP(MLP):
+    """The same with products that know what kind of token each is."""
+
+    def forward(self, x_TE: Tensor, meta: AttentionMetadata | None = None) -> Tensor:
+        gate, up = self.gate_up(x_TE, meta).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up, meta)  # the activation is torch's: see runner.deterministic
 
 
 class PackedLayer(DecoderLayer):
     """Each half is one call where the layer has nothing but what that call knows, else step by step."""
 
     attention_class = PackedAttention
+    mlp_class = PackedMLP
 
     def choose_calls(self) -> None:
         """Once the weights are there."""
@@ -158,9 +170,9 @@ class PackedLayer(DecoderLayer):
         else:
             h_TE += self.attention_post_norm(attention(self.attention_pre_norm(h_TE), cos_sin, kv_cache, meta))
         if self._mlp_in_one:
-            cpu.mlp_add_(h_TE, self.mlp_pre_norm.weight, self.mlp_pre_norm.eps, mlp.gate_up, mlp.down, meta.query_start_R1)
+            cpu.mlp_add_(h_TE, self.mlp_pre_norm.weight, self.mlp_pre_norm.eps, mlp.gate_up, mlp.down, meta)
         else:
-            h_TE += self.mlp_post_norm(mlp(self.mlp_pre_norm(h_TE)))
+            h_TE += self.mlp_post_norm(mlp(self.mlp_pre_norm(h_TE), meta))
         return h_TE
 
 

@@ -60,6 +60,7 @@ class BatchInputs:
         self._slot_mapping = _Buffer(max_num_tokens, torch.int64, device)
         self._query_start = _Buffer(num_slots + 1, torch.int32, device)
         self._context_len = _Buffer(num_slots, torch.int32, device)
+        self._prompt_tokens = _Buffer(num_slots, torch.int32, device)
         self._block_table = _Buffer(num_slots * max_blocks, torch.int32, device)
 
     def place_blocks(self, row: Row) -> None:
@@ -93,6 +94,8 @@ class BatchInputs:
         block_T, offset_T = np.divmod(positions_T, self._block_size)
         self._slot_mapping.array[:num_tokens] = self._block_table_SB[slot_T, block_T].astype(np.int64) * self._block_size + offset_T
         self._context_len.array[:num_rows] = context_R
+        prompt_R = self._history.num_prompt_S[slot_R]
+        np.clip(prompt_R - start_R, 0, count_R, out=self._prompt_tokens.array[:num_rows], casting="unsafe")
         width = -(-int(context_R.max()) // self._block_size)
         self._block_table.array[: num_rows * width].reshape(num_rows, width)[:] = self._block_table_SB[slot_R, :width]
 
@@ -106,6 +109,7 @@ class BatchInputs:
             context_lens=context_R.tolist(),
             num_decode_rows=num_decode_rows,
             deterministic=self._deterministic,
-            prompt_lens=self._history.num_prompt_S[slot_R].tolist(),
+            prompt_lens=prompt_R.tolist(),
+            prompt_tokens_R=self._prompt_tokens.send(num_rows),
         )
         return Batch(input_ids_T=self._input_ids.send(num_tokens), meta=meta, order=order, query_starts=query_start_R1.tolist())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headrace.models.decoder import Decoder
 from headrace.models.layers import MLP, Linear, RMSNorm
+from headrace.models.packed import PackedMLP
 
 TILE = 16  # rows; a multiple of 16 keeps elementwise kernels on one code path for all of a tile
 
@@ -24,7 +25,9 @@ TILE = 16  # rows; a multiple of 16 keeps elementwise kernels on one code path f
 def make_deterministic(model: Decoder) -> None:
     """Changes `model` in place."""
     for module in model.modules():
-        if isinstance(module, Linear | MLP | RMSNorm):
+        if isinstance(module, PackedMLP):  # our kernels keep the promise by themselves, and want to know which tokens they have
+            module.activation = tiled(module.activation)
+        elif isinstance(module, Linear | MLP | RMSNorm):
             module.forward = tiled(module.forward)
     model.compute_logits = tiled(model.compute_logits)
 
@@ -38,7 +41,7 @@ def tiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         if missing:
             x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
         if x.shape[0] == TILE:
-            return function(x)[:count]
-        return torch.cat([function(part) for part in x.split(TILE)])[:count]
+            return function(x.contiguous())[:count]
+        return torch.cat([function(part.contiguous()) for part in x.split(TILE)])[:count]
 
     return call

@@ -57,6 +57,7 @@ class StepModule(nn.Module):
         query_start_R1: Tensor,
         context_len_R: Tensor,
         block_table_RB: Tensor,
+        prompt_tokens_R: Tensor,
         kv_caches: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         meta = AttentionMetadata(
@@ -68,6 +69,7 @@ class StepModule(nn.Module):
             query_lens=[],  # of the eager path; the kernels read the tensors
             context_lens=[],
             num_decode_rows=0,
+            prompt_tokens_R=prompt_tokens_R,
         )
         cos_sin = {
             rope: (getattr(self, f"cos_{i}").index_select(0, positions_T), getattr(self, f"sin_{i}").index_select(0, positions_T))
@@ -115,5 +117,6 @@ def example_inputs(module: StepModule, bucket: Bucket, shape: StepShape) -> tupl
         torch.zeros(rows + 1, dtype=torch.int32),
         torch.zeros(rows, dtype=torch.int32),
         torch.zeros(rows, shape.table_width, dtype=torch.int32),
+        torch.zeros(rows, dtype=torch.int32),
         caches,
     )

@@ -155,11 +155,11 @@ def test_the_feed_forward_half_leaves_padding_alone(isa):
     residual = torch.randn(8, 64)
     want, got = residual[:5].clone(), residual.clone()
     cpu.mlp_add_(want, norm, 1e-5, gate_up, down)
-    cpu.mlp_add_(got, norm, 1e-5, gate_up, down, torch.tensor([0, 1, 5, 5], dtype=torch.int32))
+    OPS.mlp_add_(got, norm, 1e-5, gate_up.data, 3, down.data, 8, 96, torch.tensor([0, 1, 5, 5], dtype=torch.int32), None)
     assert torch.equal(got[:5], want)
     assert torch.equal(got[5:], residual[5:])
     with pytest.raises(RuntimeError, match="query_start ends at 9, and there are 8 tokens"):
-        cpu.mlp_add_(got, norm, 1e-5, gate_up, down, torch.tensor([0, 9], dtype=torch.int32))
+        OPS.mlp_add_(got, norm, 1e-5, gate_up.data, 3, down.data, 8, 96, torch.tensor([0, 9], dtype=torch.int32), None)
 
 
 def test_layers_in_one_call_equal_their_halves_bit_by_bit(isa):
@@ -222,9 +222,9 @@ def test_operators_keep_their_promises(kernels):
     turn = torch.ones(1, 1, 16)
     tests = ("test_schema", "test_faketensor")
     for operator, args in {
-        OPS.linear: (x, weight.data, 3, 32, None),
-        OPS.attention_add_: (torch.randn(1, 64), norm, 1e-5, square.data, 3, narrow.data, 3, 2, turn, turn, *caches, *places, 0.3, 0, 0.0),
-        OPS.mlp_add_: (x.clone(), norm, 1e-5, wide.data, 3, square.data, 3, 64, meta.query_start_R1),
+        OPS.linear: (x, weight.data, 3, 32, None, None, None),
+        OPS.attention_add_: (torch.randn(1, 64), norm, 1e-5, square.data, 3, narrow.data, 3, 2, turn, turn, *caches, *places, None, 0.3, 0, 0.0),
+        OPS.mlp_add_: (x.clone(), norm, 1e-5, wide.data, 3, square.data, 3, 64, meta.query_start_R1, None),
         OPS.layers_add_: (
             torch.randn(1, 64),
             [norm, square.data, narrow.data, norm, wide.data, square.data],
@@ -236,6 +236,7 @@ def test_operators_keep_their_promises(kernels):
             turn,
             caches,
             *places,
+            None,
             0.3,
             [0],
             0.0,

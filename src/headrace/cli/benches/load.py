@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.figures import METRICS, details, figures
+from headrace.bench.figures import METRICS, details, figures, samples
+from headrace.bench.html_reports import compare_page, serve_page
 from headrace.bench.load import Run, run_load
 from headrace.bench.report import comparison, sweep_table, table
 from headrace.bench.sse_client import Target
@@ -19,7 +20,9 @@ from headrace.bench.traces import Trace, bench_request, load_trace
 from headrace.bench.workload import BenchRequest, arrivals, random_requests, read_requests, repeated
 from headrace.cli import values
 from headrace.cli.api_client import ApiClient
+from headrace.cli.benches.pages import write_page
 from headrace.cli.benches.provenance import provenance
+from headrace.cli.benches.work import read_work, work_between
 from headrace.cli.options import reader
 from headrace.errors import ConfigError, StartError
 
@@ -44,12 +47,18 @@ def add_actions(actions: Any) -> None:
     serve.add_argument("--save-detailed", action="store_true", help="the same with every request's own figures and text")
     serve.add_argument("--result-dir", type=Path, default=Path(), metavar="DIR", help="where to (default: here)")
     serve.add_argument("--result-filename", metavar="NAME", help="its name (default: of rate, model and time)")
+    _add_html(serve)
     serve.set_defaults(run=run_serve)
     compare = actions.add_parser("compare", help="two servers in turn", description="Two servers in turn under the same load: ratios.", epilog=EPILOG)
     compare.add_argument("urls", nargs=2, metavar="URL", help="where they listen; ratios are the first to the second")
     compare.add_argument("--repeats", type=reader(values.positive_integer), default=3, metavar="N", help="rounds (default: %(default)s)")
     _add_load(compare)
+    _add_html(compare)
     compare.set_defaults(run=run_compare)
+
+
+def _add_html(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots, one file that needs no other")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -135,9 +144,10 @@ def json_object(text: str) -> dict[str, Any]:
 
 def run_serve(args: argparse.Namespace) -> int:
     load = Load(args, args.base_url)
-    results = []
+    results, seconds = [], []
     for rate in args.request_rate:
         run, last = load.run(rate)
+        seconds.append(samples([record for record in run.records if record.ok]))
         found = load.figures(run, rate)
         results.append((rate, len(run.records), last, found))
         print(table(found))
@@ -149,6 +159,8 @@ def run_serve(args: argparse.Namespace) -> int:
             print(f"written: {path}")
     if len(results) > 1:
         print(sweep_table(results))
+    if args.html is not None:
+        write_page(args.html, serve_page(results, seconds))
     return int(any(found["failed"] for *_, found in results))
 
 
@@ -163,6 +175,8 @@ def run_compare(args: argparse.Namespace) -> int:
             run, _ = loads[which].run(args.request_rate[0])
             rounds[which].append(loads[which].figures(run, args.request_rate[0]))
     print(comparison(rounds))
+    if args.html is not None:
+        write_page(args.html, compare_page(rounds))
     return int(any(found["failed"] for side in rounds for found in side))
 
 
@@ -178,7 +192,9 @@ class Load:
         if self._trace is None and args.speed != 1.0:
             raise ConfigError("--speed is of a --trace; without one give --request-rate.")
         self._target = Target(url, endpoint=args.endpoint, api_key=key)
-        self.model = args.model or _first_model(ApiClient(url, api_key=key, timeout=30.0), url)
+        self._api = ApiClient(url, api_key=key, timeout=30.0)
+        self._work: dict[str, float] | None = None  # where the server's time went during the latest run
+        self.model = args.model or _first_model(self._api, url)
 
     def run(self, rate: float) -> tuple[Run, float]:
         """The run, and the moment of the last arrival."""
@@ -223,8 +239,9 @@ class Load:
             ended = await run_load(self._target, [request], [0.0], model=self.model, extra=extra)
             if (error := ended.records[0].error) is not None:
                 raise StartError(f"{self._url}: the request before the run failed: {error}")
+        before = read_work(self._api)
         with tqdm(total=len(requests), desc=self._url, unit="request", dynamic_ncols=True, file=sys.stderr) as progress:
-            return await run_load(
+            run = await run_load(
                 self._target,
                 requests,
                 moments,
@@ -233,6 +250,8 @@ class Load:
                 extra=extra,
                 on_end=lambda record: progress.update() and None,
             )
+        self._work = work_between(before, read_work(self._api))
+        return run
 
     def figures(self, run: Run, rate: float) -> dict[str, Any]:
         args = self._args
@@ -245,6 +264,7 @@ class Load:
             "burstiness": args.burstiness,
             "max_concurrency": args.max_concurrency,
             "base_url": self._url,
+            "work_seconds": self._work,
         }
         if self._trace is not None:
             head |= {"trace": self._trace.name, "request_rate": len(run.records) / self._trace.seconds if self._trace.seconds else "inf"}

@@ -3,7 +3,8 @@
 The kernels are compiled at first use (`build.py`) and are ordinary torch operators: `torch.compile` and export keep each as one opaque
 step. `load()` first; where it returns None, `reason()` says why and the caller stays with torch's own operators.
 
-A row's result is the same to the last bit whatever else is in the batch, however many threads there are and however a prompt is cut.
+A row's result is the same to the last bit whatever else is in the batch, however many threads there are and however a prompt is cut. It may depend
+on whether its token is one of a prompt: those have products of their own where the instruction set makes them faster.
 
 A step may be filled up to a fixed shape: rows without tokens, and tokens past the last row whose slot is -1. Those attend to nothing and are
 stored nowhere.
@@ -48,7 +49,8 @@ class PackedLinear(nn.Module):
     """x [.., columns] @ weight.T + bias -> [.., rows], in x's dtype, with a weight in GGUF blocks. bias: float32.
 
     Against a weight in blocks x is rounded to 8 bits in blocks of 32, 16 bits where a value stands out; against one in floating point it is
-    taken as float32.
+    taken as float32. With AMX the tokens of prompts are multiplied in bfloat16 (both sides rounded, sums in float32), unless the weight is float32 or
+    16-bit activations are asked for.
 
     `format`: the number of the weight's format for the operators, which `activations_of_16_bits` changes.
     """
@@ -60,8 +62,15 @@ class PackedLinear(nn.Module):
         self.format = weight.type_number
         self.type_number, self.rows, self.columns = weight.type_number, weight.rows, weight.columns
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.format, self.rows, self.bias)
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether products with tokens of prompts are made in bfloat16 where there is AMX."""
+        return self.format < _TWICE and FORMATS[self.format] != "F32"
+
+    def forward(self, x: Tensor, meta: AttentionMetadata | None = None) -> Tensor:
+        """`meta`: of the step whose tokens x are, [T, columns]; without it none of them is taken as a prompt's."""
+        places = (None, None) if meta is None else (meta.query_start_R1, meta.prompt_tokens_R)
+        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.format, self.rows, self.bias, *places)
 
 
 class PackedEmbedding(nn.Module):
@@ -77,16 +86,17 @@ class PackedEmbedding(nn.Module):
         return torch.ops.headrace_cpu.embedding.default(ids_T, self.data, self.type_number, self.rows, self.columns)
 
     def linear(self, x: Tensor) -> Tensor:
-        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.format, self.rows, None)
+        return torch.ops.headrace_cpu.linear.default(x.contiguous(), self.data, self.format, self.rows, None, None, None)
 
 
 def activations_of_16_bits(model: nn.Module) -> None:
     """From now on products with the weights in blocks of `model` take activations as 16 bits: twice the work, and a hundredth of the rounding.
+    None is made in bfloat16 any more.
 
     Who has noted a module's `format` must ask for it again.
     """
     for module in model.modules():
-        if isinstance(module, PackedLinear | PackedEmbedding) and FORMATS[module.type_number] not in ("F32", "F16", "BF16"):
+        if isinstance(module, PackedLinear | PackedEmbedding) and FORMATS[module.type_number] != "F32":
             module.format = module.type_number + _TWICE
 
 
@@ -99,8 +109,12 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    prompts_in_bfloat16: bool = False,
 ) -> Tensor:
-    """What `kernels.attention.paged_attention` does; caches may be float32, bfloat16 or float16, the head size a multiple of HEAD_STEP."""
+    """What `kernels.attention.paged_attention` does; caches may be float32, bfloat16 or float16, the head size a multiple of HEAD_STEP.
+
+    `prompts_in_bfloat16`: with AMX, tokens of prompts attend in bfloat16: queries, keys, values and weights are rounded, sums are float32.
+    """
     return torch.ops.headrace_cpu.paged_attention.default(
         q_THD.contiguous(),
         k_cache,
@@ -108,6 +122,7 @@ def paged_attention(
         meta.query_start_R1,
         meta.context_len_R,
         meta.block_table_RB,
+        meta.prompt_tokens_R if prompts_in_bfloat16 else None,
         scale,
         sliding_window or 0,
         logit_softcap or 0.0,
@@ -162,6 +177,7 @@ def attention_add_(
         meta.query_start_R1,
         meta.context_len_R,
         meta.block_table_RB,
+        meta.prompt_tokens_R,
         scale,
         sliding_window or 0,
         logit_softcap or 0.0,
@@ -169,14 +185,15 @@ def attention_add_(
 
 
 def mlp_add_(
-    residual_TE: Tensor, norm_weight: Tensor, eps: float, gate_up: PackedLinear, down: PackedLinear, query_start_R1: Tensor | None = None
+    residual_TE: Tensor, norm_weight: Tensor, eps: float, gate_up: PackedLinear, down: PackedLinear, meta: AttentionMetadata | None = None
 ) -> None:
     """residual += down(silu(gate) * up) with gate and up of rms_norm(residual): the second half of a layer, as `attention_add_` the first.
 
-    query_start: where the step may be filled up; its tokens past the last row are left as they are.
+    meta: of the step; tokens past its last row are left as they are. Without it all are there, and none is taken as a prompt's.
     """
+    places = (None, None) if meta is None else (meta.query_start_R1, meta.prompt_tokens_R)
     torch.ops.headrace_cpu.mlp_add_.default(
-        residual_TE, norm_weight, eps, gate_up.data, gate_up.format, down.data, down.format, down.columns, query_start_R1
+        residual_TE, norm_weight, eps, gate_up.data, gate_up.format, down.data, down.format, down.columns, *places
     )
 
 
@@ -213,6 +230,7 @@ def layers_add_(
         meta.query_start_R1,
         meta.context_len_R,
         meta.block_table_RB,
+        meta.prompt_tokens_R,
         scale,
         windows,
         logit_softcap or 0.0,

@@ -41,10 +41,14 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AVX512_CPU = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 
+_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_AMX_CPU = _AVX512_CPU | {"avx512_bf16", "amx_tile", "amx_bf16"}
+
 # best first
 INSTRUCTION_SETS: dict[str, InstructionSet] = {
     each.name: each
     for each in (
+        InstructionSet(name="amx", cpu_flags=_AMX_CPU, compiler_flags=_AMX),
         InstructionSet(name="avx512vnni", cpu_flags=_AVX512_CPU, compiler_flags=_AVX512),
         InstructionSet(name="avxvnni", cpu_flags=frozenset({"avx2", "fma", "f16c", "avx_vnni"}), compiler_flags=(*_AVX2, "-mavxvnni")),
         InstructionSet(name="avx2", cpu_flags=frozenset({"avx2", "fma", "f16c"}), compiler_flags=_AVX2),
@@ -115,7 +119,7 @@ def _command(name: str, compiler: str) -> tuple[list[str], list[Path]]:
     headers = sorted(SOURCES.glob("*.h"))
     if name == "ops":
         root = Path(torch.__file__).parent
-        sources = [SOURCES / file for file in ("ops.cpp", "pack_ops.cpp", "linear_ops.cpp", "attention_ops.cpp", "layer_ops.cpp", "thread_pool.cpp")]
+        sources = [*sorted(SOURCES.glob("*ops.cpp")), SOURCES / "thread_pool.cpp"]
         flags = ["-std=c++20", "-O2", "-pthread", f"-DTORCH_TARGET_VERSION={_STABLE_INTERFACE:#x}", "-isystem", str(root / "include")]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu"]
     else:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -15,7 +17,10 @@ from torch import Tensor
 from headrace.errors import ConfigError
 from headrace.kernels.cpu.build import INSTRUCTION_SETS, KernelBuildError, build, compiler_accepts, cpu_flags
 
+logger = logging.getLogger("headrace.kernels")
+
 ISA_VARIABLE = "HEADRACE_CPU_ISA"
+_X86_64_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,7 @@ def use_libraries(kernels: CpuKernels) -> None:
     """
     if kernels.isa not in INSTRUCTION_SETS:
         raise ConfigError(f"There are no kernels for the instruction set {kernels.isa!r}; there are for {', '.join(INSTRUCTION_SETS)}.")
-    if not INSTRUCTION_SETS[kernels.isa].cpu_flags <= cpu_flags():
+    if not is_usable(kernels.isa):
         raise KernelBuildError(f"this processor has no {kernels.isa}")
     with _lock:
         _open(kernels)
@@ -77,11 +82,26 @@ def reason() -> str | None:
     return _state.reason
 
 
+def is_usable(isa: str) -> bool:
+    """Whether this process may compute with an instruction set: the processor has it, and the system gives its threads room for AMX tiles."""
+    flags = INSTRUCTION_SETS[isa].cpu_flags
+    return flags <= cpu_flags() and ("amx_tile" not in flags or _may_use_tiles())
+
+
+@cache
+def _may_use_tiles() -> bool:
+    """Asks for all threads of this process, as Linux wants it before the first tile is loaded."""
+    answer = ctypes.CDLL(None, use_errno=True).syscall(_X86_64_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+    if answer != 0:
+        logger.warning("this processor has AMX, but the system lets no process use it: %s", os.strerror(ctypes.get_errno()))
+    return bool(answer == 0)
+
+
 def _load(wanted: str) -> CpuKernels:
     if wanted == "off":
         raise KernelBuildError(f"{ISA_VARIABLE} is off")
     names = [wanted] if wanted else list(INSTRUCTION_SETS)
-    usable = [name for name in names if INSTRUCTION_SETS[name].cpu_flags <= cpu_flags()]
+    usable = [name for name in names if is_usable(name)]
     if not usable:
         raise KernelBuildError(f"this processor has no {wanted} ({ISA_VARIABLE})")
     isa = next((name for name in usable if compiler_accepts(INSTRUCTION_SETS[name].compiler_flags)), None)
@@ -110,7 +130,7 @@ def _open(kernels: CpuKernels) -> None:
 def _register_shapes() -> None:
     """What the operators return, for tracing without data; torch.compile and export then see each as one opaque step."""
 
-    def linear(x: Tensor, packed: Tensor, format: int, rows: int, bias: Tensor | None) -> Tensor:
+    def linear(x: Tensor, packed: Tensor, format: int, rows: int, *args: object) -> Tensor:
         return x.new_empty((*x.shape[:-1], rows))
 
     def embedding(ids: Tensor, packed: Tensor, format: int, rows: int, columns: int) -> Tensor:

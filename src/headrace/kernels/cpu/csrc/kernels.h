@@ -43,7 +43,32 @@ struct Linear {
   bool accumulate;  // out += instead of out =
 };
 
+// Products in bfloat16 by tiles, for the tokens of prompts; see tile_linear.h for the order of x and of what is gated.
+struct TileLinear {
+  const uint8_t* weight;  // packed, in any format but kF32
+  int64_t format;
+  int64_t rows;           // N
+  int64_t columns;        // K
+  const uint16_t* x;      // [M, K]
+  int64_t count;          // M
+  const int32_t* tokens;  // [M] the row of `out` that each row of x goes to
+  const float* bias;      // [N] or null
+  float* out;             // [.., out_stride]
+  int64_t out_stride;
+  bool accumulate;
+  uint16_t* gated;  // not null: instead of `out`, silu of the first half of N times the second, [M, N / 2]; N / 2 is a multiple of 32 then
+};
+constexpr int64_t kTileBlock = 32;  // rows of a block of activations, and outputs of a pair of weight groups
+
 constexpr int64_t kPart = 512;         // positions whose softmax is merged as one; parts start at multiples of it
+constexpr int64_t kScoreStride = kPart + 16;  // of rows of scores by tiles; a power of two would crowd a few sets of the nearest cache
+
+// Floats that tile_attention_part needs as scratch: keys and values of a part, 32 queries and their scores
+constexpr int64_t tile_attention_scratch(int64_t head_dim) {
+  const int64_t depth = (head_dim + 31) / 32 * 32;
+  return (kPart * (depth + head_dim) + 32 * depth) / 2 + 32 * kScoreStride;
+}
+
 constexpr int64_t kScratchRows = 128;  // of head_dim floats that attention_part needs as scratch, and one more for each state
 
 struct Attention {
@@ -67,12 +92,20 @@ struct KernelTable {
   int64_t float_columns;
   // rows of groups [first_group, last_group) for activation rows [first, last)
   void (*linear)(const Linear& args, int64_t first_group, int64_t last_group, int64_t first, int64_t last);
+  // null where there are no tiles: pairs of groups (of gate and up, where it is gated) for blocks of 32 activation rows.
+  // panel: 1024 * ceil(K / 32) values for each pair, aligned
+  void (*tile_linear)(const TileLinear& args, int64_t first_pair, int64_t last_pair, int64_t first_block, int64_t last_block, uint16_t* panel);
+  // float32 [K] to a row of activations for tile_linear
+  void (*to_tiles)(const float* x, int64_t k, int64_t row, uint16_t* tiles);
   // one row of a packed weight -> float32 [K]
   void (*unpack_row)(const uint8_t* weight, int64_t format, int64_t row, int64_t k, float* out);
   // Positions [part * kPart, ...) of one row's context for its tokens [first, last), whose positions start at `position` for `first`, and
   // key/value heads [first_head, last_head). state_stride apart, by head, token and query head of the group: D sums, maximum, denominator.
   void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
                          int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
+  // The same with products in bfloat16; null where there are no tiles. scratch: tile_attention_scratch floats, aligned to a cache line
+  void (*tile_attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
+                              int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
   // `into` takes up the state of the part that follows its own
   void (*attention_fold)(float* into, const float* next, int64_t head_dim);
   void (*attention_finish)(const float* state, int64_t head_dim, float* out);

@@ -1,4 +1,6 @@
 // Quantised linears, norms and the feed-forward: checks, work space and threads around the kernels.
+#include <algorithm>
+
 #include "ops.h"
 
 namespace headrace {
@@ -36,7 +38,8 @@ Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t col
   STD_TORCH_CHECK(columns % size.values == 0, "headrace_cpu: ", columns, " columns are no whole number of blocks of ", size.values);
   STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.numel() == (rows + 15) / 16 * (columns / size.values) * size.group_bytes,
                   "headrace_cpu: packed does not hold a weight [", rows, ", ", columns, "] in format ", format);
-  return {static_cast<const uint8_t*>(packed.const_data_ptr()), format, rows, columns, twice};
+  const bool tiled = kernels().tile_linear != nullptr && !twice && format != kF32;
+  return {static_cast<const uint8_t*>(packed.const_data_ptr()), format, rows, columns, twice, tiled};
 }
 
 // out[M, rows] (+)= x[M, columns] @ weight^T, all float32
@@ -91,58 +94,46 @@ static Tensor like_with_columns(const Tensor& x, int64_t columns) {
   return new_tensor(sizes, dims, x.scalar_type());
 }
 
-const float* normed(const Tensor& x, const Tensor& norm_weight, double eps, Scratch& in, Scratch& out) {
-  const int64_t k = last_size(x), m = x.numel() / (k ? k : 1);
-  const float *from = as_floats(x, "x", in), *weight = float_weight(norm_weight, k, "norm_weight");
-  float* to = out.get<float>(m * k);
-  parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) kernels().rms_norm(from + i * k, weight, static_cast<float>(eps), k, to + i * k);
-  });
-  return to;
-}
-
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias) {
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t format, int64_t rows, const std::optional<Tensor>& bias,
+              const std::optional<Tensor>& query_start, const std::optional<Tensor>& prompt_tokens) {
   static thread_local Scratch in, out;
-  const int64_t k = last_size(x);
+  const int64_t k = last_size(x), m = x.numel() / k;
   const Weight weight = weight_of(packed, format, rows, k);
   Tensor y = like_with_columns(x, rows);
   const FloatOut to(y, "x", out);
-  multiply(weight, as_floats(x, "x", in), x.numel() / k, bias ? float_weight(*bias, rows, "bias") : nullptr, false, to.data);
+  const float *from = as_floats(x, "x", in), *added = bias ? float_weight(*bias, rows, "bias") : nullptr;
+  const StepTokens step = tokens_of_step(query_start, prompt_tokens, m);
+  multiply_tokens(weight, from, step.prompts, added, false, to.data);
+  multiply_tokens(weight, from, step.others, added, false, to.data);
+  std::fill(to.data + (step.prompts.count + step.others.count) * rows, to.data + m * rows, 0.0f);
   to.store();
   return y;
-}
-
-// The tokens of a step of which `padded` are held: those past the last row's are padding.
-static int64_t tokens_of(const Tensor& query_start, int64_t padded) {
-  check_dense(query_start, "query_start");
-  const int64_t n = query_start.numel();
-  STD_TORCH_CHECK(query_start.scalar_type() == ScalarType::Int && n > 0, "headrace_cpu: query_start must be int32 with at least 1 value");
-  const int64_t tokens = static_cast<const int32_t*>(query_start.const_data_ptr())[n - 1];
-  STD_TORCH_CHECK(0 <= tokens && tokens <= padded, "headrace_cpu: query_start ends at ", tokens, ", and there are ", padded, " tokens");
-  return tokens;
 }
 
 // residual += down(silu(gate) * up), where gate and up are the halves of gate_up(rms_norm(residual)). With a query_start tokens past the last row are
 // padding: they stay as they are, and cost nothing.
 void mlp_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& gate_up, int64_t gate_up_format, const Tensor& down,
-              int64_t down_format, int64_t inner, const std::optional<Tensor>& query_start) {
-  static thread_local Scratch in, norm, wide, narrow;
-  const int64_t k = last_size(residual), padded = residual.numel() / k, m = query_start ? tokens_of(*query_start, padded) : padded;
+              int64_t down_format, int64_t inner, const std::optional<Tensor>& query_start, const std::optional<Tensor>& prompt_tokens) {
+  const int64_t k = last_size(residual);
+  check_dense(residual, "residual");
   STD_TORCH_CHECK(residual.scalar_type() == ScalarType::Float, "headrace_cpu: residual must be float32");
   const Weight first = weight_of(gate_up, gate_up_format, 2 * inner, k), second = weight_of(down, down_format, k, inner);
-  float *both = wide.get<float>(m * 2 * inner), *product = narrow.get<float>(m * inner);
-  multiply(first, normed(residual, norm_weight, eps, in, norm), m, nullptr, false, both);
-  parallel_items(m, 8192 / inner + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernels().silu_mul(both + 2 * i * inner, both + (2 * i + 1) * inner, inner, product + i * inner);
-  });
-  multiply(second, product, m, nullptr, true, static_cast<float*>(residual.mutable_data_ptr()));
+  const float* norm = float_weight(norm_weight, k, "norm_weight");
+  const StepTokens step = tokens_of_step(query_start, prompt_tokens, residual.numel() / k);
+  for (const Tokens& tokens : {step.prompts, step.others})
+    feed_forward(first, second, norm, static_cast<float>(eps), tokens, static_cast<float*>(residual.mutable_data_ptr()));
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   static thread_local Scratch in, norm;
-  const float* values = normed(x, weight, eps, in, norm);
-  Tensor y = like_with_columns(x, last_size(x));
-  kernels().from_float(values, dtype_of(x, "x"), x.numel(), y.mutable_data_ptr(), /*saturate=*/false);
+  const int64_t k = last_size(x), m = x.numel() / k;
+  const float *from = as_floats(x, "x", in), *factors = float_weight(weight, k, "norm_weight");
+  Tensor y = like_with_columns(x, k);
+  const FloatOut to(y, "x", norm);
+  parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) kernels().rms_norm(from + i * k, factors, static_cast<float>(eps), k, to.data + i * k);
+  });
+  to.store();
   return y;
 }
 

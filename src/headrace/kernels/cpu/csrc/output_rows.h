@@ -9,7 +9,8 @@ namespace {
 using headrace::kGroupRows;
 
 // W output rows of one activation row, fewer at the end of the weight
-inline void put_rows(const headrace::Linear& a, int64_t row, int64_t m, F sum) {
+template <class Args>  // Linear or TileLinear
+inline void put_rows(const Args& a, int64_t row, int64_t m, F sum) {
   float* out = a.out + m * a.out_stride + row;
   if (row + W <= a.rows) {
     if (a.bias) sum = sum + load(a.bias + row);
