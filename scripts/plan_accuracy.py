@@ -33,7 +33,7 @@ from headrace.cli.benches.provenance import machine
 from headrace.cli.options import SERVE_GROUPS, add_options
 from headrace.cli.plan_engine import prompts, simulated
 from headrace.cli.settings import merge
-from headrace.plan.costs import Measured
+from headrace.plan.costs import Measured, fit
 from headrace.plan.fleet import replay
 from headrace.plan.measure import Recording, handoffs, levels, measure, samples_of
 
@@ -95,6 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
             own = dataclasses.replace(measured, samples=tuple(samples_of(recording)), handoff_s=statistics.median(handoffs(recording)))
             planned = [replay(part, simulated(costs, part, settings), 1) for costs in (measured, own)]
             found_figures = [fleet.figures() for fleet in planned if fleet is not None]
+            fitted = fit(measured.samples, noise=None)
+            drift = sum(sample.seconds for sample in own.samples) / sum(fitted.seconds(sample.shape) for sample in own.samples)
+            print(f"steps took {drift:.2f} times as long as those of their size that were measured before")
             print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *found_figures), flush=True)
             records = [dataclasses.asdict(entry) | {"text": ""} for entry in run.records]
             saved.append(

@@ -23,6 +23,7 @@ from headrace.plan.costs import Sample
 
 ALONE_S = 8.0  # of one client after the other's answer, which the delays around the engine are taken from
 LEVEL_S = 5.0  # of each larger number of clients
+FULL_LEVELS = 3  # times as long with all of them: first their prompts come, then what a full service does
 ALONE_OUTPUT = 6  # tokens of an answer then
 WARM_UP = 2  # requests
 LONGEST_HANDOFF_S = 0.005  # a longer gap between two steps was a wait for work
@@ -97,7 +98,7 @@ class _Loops:
             on_level()
             for count in clients[1:]:
                 self._tasks += [asyncio.create_task(self._client()) for _ in range(count - len(self._tasks))]
-                recordings.append(await self._recorded(level_s))
+                recordings.append(await self._recorded(level_s * (FULL_LEVELS if count == clients[-1] else 1)))
                 on_level()
             self._ending = True
             recordings.append(await self._recorded(level_s))
