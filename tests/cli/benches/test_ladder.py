@@ -20,7 +20,7 @@ def test_two_rungs_and_their_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     model = tmp_path / "tiny"
     save_tiny_llama(model, vocab_size=300, max_position_embeddings=512)
     write_byte_tokenizer(model)
-    load = ["--clients", "3", "--num-prompts", "6", "--random-input-len", "4", "--random-output-len", "4", "--shared-context", "20"]
+    load = ["--clients", "3", "--num-prompts", "6", "--input-len", "4", "--output-len", "4", "--shared-context", "20"]
     files = ["--json", str(tmp_path / "ladder.json"), "--html", str(tmp_path / "ladder.html")]
     assert main(["bench", "ladder", str(model), *load, "--shared-requests", "2", "--rungs", "dynamic,prefix-cache", "--threads", "1", *files]) == 0
     out = capsys.readouterr().out

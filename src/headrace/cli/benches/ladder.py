@@ -20,7 +20,7 @@ from headrace.bench.html_reports import ladder_page
 from headrace.bench.ladder import Rung
 from headrace.bench.load import Run, run_load
 from headrace.bench.sse_client import Target
-from headrace.bench.workload import BenchRequest, random_requests
+from headrace.bench.workload import BenchRequest, varied_requests
 from headrace.cli import values
 from headrace.cli.api_client import ApiClient
 from headrace.cli.benches.pages import write_page
@@ -57,15 +57,8 @@ def add_actions(actions: Any) -> None:
     add("--rungs", metavar="NAME,NAME", help="only these: naive, dynamic, dynamic-reuse, continuous, prefix-cache, quantized (default: all)")
     add("--clients", type=reader(values.positive_integer), default=32, metavar="N", help="that ask at the same time (default: %(default)s)")
     add("--num-prompts", type=reader(values.positive_integer), default=64, metavar="N", help="requests of them together (default: %(default)s)")
-    add("--random-input-len", type=reader(values.positive_integer), default=64, metavar="N", help="words of a prompt (default: %(default)s)")
-    add("--random-output-len", type=reader(values.positive_integer), default=32, metavar="N", help="tokens of an answer (default: %(default)s)")
-    add(
-        "--random-range-ratio",
-        type=reader(values.number),
-        default=0.75,
-        metavar="X",
-        help="lengths are drawn within this share around theirs (default: %(default)s)",
-    )
+    add("--input-len", type=reader(values.positive_integer), default=48, metavar="N", help="median words of a prompt (default: %(default)s)")
+    add("--output-len", type=reader(values.positive_integer), default=24, metavar="N", help="median tokens of an answer (default: %(default)s)")
     add("--shared-context", type=reader(values.positive_integer), default=2000, metavar="N", help="words that some prompts share (default: 2000)")
     add("--shared-requests", type=reader(values.positive_integer), default=4, metavar="N", help="requests with that context (default: %(default)s)")
     add("--seed", type=reader(values.integer), default=0, metavar="N", help="of prompts and lengths (default: 0)")
@@ -122,14 +115,8 @@ def _measure(rung: Rung, model: Path, args: argparse.Namespace) -> dict[str, Any
     with server_process(command, environment=environment, client=client) as process:
         start_seconds = time.monotonic() - begin
         target, name = Target(url, api_key=key), client.model()
-        load = random_requests(
-            args.num_prompts,
-            input_len=args.random_input_len,
-            output_len=args.random_output_len,
-            range_ratio=args.random_range_ratio,
-            seed=args.seed,
-        )
-        warm = random_requests(1, input_len=args.random_input_len, output_len=8, seed=args.seed + 1)
+        load = varied_requests(args.num_prompts, input_len=args.input_len, output_len=args.output_len, seed=args.seed)
+        warm = varied_requests(1, input_len=args.input_len, output_len=8, seed=args.seed + 1)
         asyncio.run(_run(target, warm, name, 1, "warm-up"))
         before = read_work(api)
         loaded = asyncio.run(_run(target, load, name, args.clients, rung.title))
@@ -171,11 +158,10 @@ async def _run(target: Target, requests: Sequence[BenchRequest], model: str, cli
 
 
 def _load_words(args: argparse.Namespace) -> str:
-    low, high = 1 - args.random_range_ratio, 1 + args.random_range_ratio
     return (
-        f"{args.num_prompts} requests from {args.clients} clients in a closed loop, prompts of {args.random_input_len * low:.0f}-"
-        f"{args.random_input_len * high:.0f} words, answers of {args.random_output_len * low:.0f}-{args.random_output_len * high:.0f} tokens; "
-        f"then {1 + args.shared_requests} requests one after the other that share {args.shared_context:,} words"
+        f"{args.num_prompts} requests from {args.clients} clients in a closed loop, prompts around {args.input_len} words and answers around "
+        f"{args.output_len} tokens (medians; lognormal, up to four times as long); then {1 + args.shared_requests} requests one after the other "
+        f"that share {args.shared_context:,} words"
     )
 
 
