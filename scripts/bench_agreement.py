@@ -2,13 +2,15 @@
 """Whether `headrace bench serve` measures what there is: against a server whose delays are known, and against another load generator.
 
     python scripts/bench_agreement.py
-    python scripts/bench_agreement.py --guidellm ENVIRONMENT/bin/guidellm --rounds 3
+    python scripts/bench_agreement.py --guidellm ENVIRONMENT/bin/guidellm --step-ms 20
+    python scripts/bench_agreement.py --guidellm ENVIRONMENT/bin/guidellm -- MODEL --threads 4
 
 The first reads streams of a server that notes when it wrote each token, and prints how much later a token was seen. With `--guidellm`, the
 program of that name in an environment of its own puts the same requests, as many at a time, on the same server, in turn with ours: throughput,
 time to first token and inter-token latency, the median over the rounds of each round's median. What stands after `--` are a model and flags of
-`headrace serve`. Client and server run on CPUs of their own, where there are two: a generator that takes a core from the server measures
-itself. The exit status is 1 where a delay is off by more than 2 ms, or a figure by more than 5 %.
+`headrace serve`. Client and server run on CPUs of their own, where there are two. That is not always enough: threads of one core, or
+one memory bus, and a generator still takes from the server what it measures. With `--step-ms` the server computes nothing: each of its steps
+sleeps so long, whatever else the machine does. The exit status is 1 where a delay is off by more than 2 ms, or a figure by more than 5 %.
 """
 
 from __future__ import annotations
@@ -33,14 +35,16 @@ from headrace.bench.load import run_load
 from headrace.bench.sse_client import Target
 from headrace.bench.workload import BenchRequest
 
+ROOT = Path(__file__).resolve().parent.parent
 MAX_DELAY_MS, MAX_DIFFERENCE = 2.0, 0.05
 FIGURES = ("output tokens/s", "TTFT ms", "ITL ms")
+# what guidellm's requests say: nothing of a temperature, and usage with every piece, which the server has to write
+AS_THEY_ASK = ("--temperature", "1", "--extra-body", '{"stream_options": {"include_usage": true, "continuous_usage_stats": true}}')
 Round = tuple[float, float, float]
 
 
 def delays_seen(num_requests: int, num_tokens: int) -> list[float]:
     """Milliseconds from writing to seeing, of every token."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from tests.bench.scripted_server import scripted_server
 
     with scripted_server(first_s=0.05, gap_s=0.01) as server:
@@ -66,17 +70,8 @@ def write_work(path: Path, count: int, output_tokens: int) -> None:
 
 def ours(url: str, work: Path, folder: Path, count: int, clients: int) -> Round:
     command = [sys.executable, "-m", "headrace", "bench", "serve", "--base-url", url, "--dataset-path", str(work), "--num-prompts", str(count)]
-    command += [
-        "--max-concurrency",
-        str(clients),
-        "--num-warmups",
-        "0",
-        "--save-result",
-        "--result-dir",
-        str(folder),
-        "--result-filename",
-        "ours.json",
-    ]
+    command += ["--max-concurrency", str(clients), "--num-warmups", "0", *AS_THEY_ASK]
+    command += ["--save-result", "--result-dir", str(folder), "--result-filename", "ours.json"]
     subprocess.run(command, check=True, capture_output=True)
     result = json.loads((folder / "ours.json").read_text())
     return result["output_throughput"], result["median_ttft_ms"], result["median_itl_ms"]
@@ -110,6 +105,18 @@ def compared(our: Sequence[Round], their: Sequence[Round]) -> tuple[str, bool]:
     return "\n".join(lines), agree
 
 
+def served(folder: Path, options: argparse.Namespace) -> list[str]:
+    """What the server is started with."""
+    if options.step_ms is None:
+        return list(options.flags)
+    from tests.server.fakes import write_model
+
+    model = folder / "model"
+    model.mkdir()
+    write_model(model, step_seconds=options.step_ms / 1e3, eos_every=0, max_model_len=4096, num_blocks=4096)
+    return [str(model), "--runner-factory", "tests.server.fakes:make_runner", *options.flags]
+
+
 def divide_cpus() -> tuple[set[int], set[int]]:
     """For the server and for clients."""
     cpus = sorted(os.sched_getaffinity(0))
@@ -123,16 +130,19 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--step-ms", type=float, help="no model: steps that take so long")
     parser.add_argument("flags", nargs="*", help="after --: a model and flags of headrace serve")
     options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # for what the tests have of servers
     delays = sorted(delays_seen(8, 60))
     good = statistics.median(delays) <= MAX_DELAY_MS
     print(f"{len(delays)} tokens seen after they were written: median {statistics.median(delays):.3f} ms, longest {delays[-1]:.3f} ms", flush=True)
     if options.guidellm is None:
         return int(not good)
+    os.chdir(ROOT)
     server_cpus, client_cpus = divide_cpus()
     os.sched_setaffinity(0, server_cpus)  # what is started inherits it
-    with tempfile.TemporaryDirectory() as name, own_server([*options.flags, "--no-enable-prefix-caching"]) as server:
+    with tempfile.TemporaryDirectory() as name, own_server([*served(Path(name), options), "--no-enable-prefix-caching"]) as server:
         os.sched_setaffinity(0, client_cpus)
         folder, work = Path(name), Path(name) / "work.jsonl"
         write_work(work, options.requests, options.output_tokens)

@@ -38,17 +38,25 @@ def test_neighbouring_steps_of_the_same_size_are_pairs():
     alike, other = (16, 16), (16, 40)
     runner.steps = [(0.0, True, alike), (1.0, False, alike), (3.0, False, alike), (6.0, True, alike)]
     runner.steps += [(10.0, True, alike), (15.0, False, other), (21.0, False, alike)]
-    assert runner.pairs() == [(1.0, 2.0), (4.0, 3.0)]
+    assert runner.pairs() == [(1.0, 2.0)], "of two pairs of 16 rows the one that took less; none of different sizes"
 
 
-def test_the_order_changes_from_pair_to_pair():
+def test_the_order_in_a_pair_goes_by_lot():
     switch, seen = accounting_cost.Switch(), []
     runner = accounting_cost.SwitchingRunner(SimpleNamespace(execute=lambda plan: seen.append(switch.on)), switch)
-    for _ in range(6):
+    for _ in range(40):
         runner.execute(SimpleNamespace(rows=(), num_tokens=0))
-    assert seen == [True, False, False, True, True, False]
+    assert all(one is not other for one, other in zip(seen[::2], seen[1::2], strict=True))
+    assert 5 < sum(seen[::2]) < 15
 
 
-def test_the_report_of_the_model():
-    text = accounting_cost.model_report([(0.101, 0.1)] * 50)
-    assert text == "model: throughput with accounting 0.9901 of that without (95 %: 0.9901 to 0.9901), 50 pairs of steps of 100.0 ms"
+def test_steps_that_sleep():
+    pairs = accounting_cost.sleeping_pairs(8)
+    assert pairs
+    assert all(seconds >= 0.002 for pair in pairs for seconds in pair)
+
+
+def test_the_report_of_steps():
+    text = accounting_cost.step_report("model", [(0.101, 0.1)] * 50)
+    ratio = "throughput with accounting 0.9901 of that without (95 %: 0.9901 to 0.9901)"
+    assert text == f"model: {ratio}, 1000 us a step, 50 pairs of steps of 100.0 ms"
