@@ -150,7 +150,8 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str,
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" style="fill:var(--{colour})"/>' for x, y in (way if len(way) <= 20 else [])]
         ends.append((way[-1][1], way[-1][0], colour, name))
     below = 0.0
-    for y, x, colour, name in sorted(ends[::-1], key=lambda end: round(end[0])):  # the last one on top where they meet
+    ends.reverse()
+    for y, x, colour, name in sorted(ends, key=lambda end: round(end[0])):  # the last one on top where they meet
         below = max(y, below + 15)  # names must not lie on each other
         parts.append(f'<text class="end" x="{x + 8:.1f}" y="{below + 4:.1f}" style="fill:var(--{colour})">{escape(name)}</text>')
     label = f"{y_label} against {x_label}" + "".join(f", {name}" for name in series if name)
