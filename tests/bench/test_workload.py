@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from headrace.bench.workload import arrivals, random_requests, read_requests, repeated
+from headrace.bench.workload import arrivals, random_requests, read_requests, repeated, varied_requests
 from headrace.errors import ConfigError
 
 
@@ -60,3 +60,14 @@ def test_a_wrong_file_is_refused(tmp_path: Path, line: str):
         read_requests(file, output_len=5)
     with pytest.raises(ConfigError, match="cannot read"):
         read_requests(tmp_path / "none", output_len=5)
+
+
+def test_varied_lengths_have_their_median_and_a_long_tail():
+    requests = varied_requests(1000, input_len=40, output_len=20, seed=3)
+    for lengths, median in (([len(request.prompt.split()) for request in requests], 40), ([request.max_tokens for request in requests], 20)):
+        ordered = sorted(lengths)
+        assert ordered[500] == pytest.approx(median, rel=0.1)
+        assert (ordered[0], ordered[-1]) == (median / 4, median * 4)
+        assert sum(lengths) / 1000 == pytest.approx(1.3 * median, rel=0.1), "the mean lies above the median"
+    assert requests == varied_requests(1000, input_len=40, output_len=20, seed=3)
+    assert varied_requests(1, input_len=1, output_len=1)[0].max_tokens >= 1

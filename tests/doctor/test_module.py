@@ -63,7 +63,7 @@ def healthy() -> Any:
     ],
 )
 def test_a_planted_fault_is_found_with_its_place(factory: Callable[[], Any], check: str, line: str, remedy: str):
-    (finding,) = [finding for finding in module_findings(factory) if not finding.ok]
+    (finding,) = [finding for finding in module_findings(factory) if not finding.ok and finding.check != "syncs"]  # a decision reads a value back
     assert finding.check == check
     assert line in finding.evidence
     assert __file__ in finding.evidence
@@ -71,14 +71,15 @@ def test_a_planted_fault_is_found_with_its_place(factory: Callable[[], Any], che
 
 
 def test_the_line_is_the_right_one():
-    (finding,) = [finding for finding in module_findings(decides) if not finding.ok]
+    finding = next(finding for finding in module_findings(decides) if not finding.ok)
     lines, first = inspect.getsourcelines(Decides)
     number = first + next(index for index, text in enumerate(lines) if "if x.sum()" in text)
     assert f"{__file__}:{number} " in finding.evidence
 
 
 def test_a_module_without_faults():
-    assert [(finding.check, finding.ok) for finding in module_findings(healthy)] == [("graph-breaks", True), ("recompiles", True)]
+    found = [(finding.check, finding.ok) for finding in module_findings(healthy)]
+    assert found == [("graph-breaks", True), ("recompiles", True), ("syncs", True), ("copies", True)]
 
 
 @pytest.mark.parametrize("name", ["nothing", ":f", "a:", "no_such_package_at_all:f", "json:no_such_name", "json:__name__"])

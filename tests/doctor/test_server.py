@@ -27,7 +27,18 @@ READY: dict[str, Any] = {
     "path": "eager, packed GGUF weights (avx2)",
     "compile": {"paths": [{"name": "decode-1", "state": "compiled", "reason": None}]},
 }
-METRICS = {'headrace_steps_total{path="compiled"}': 950.0, 'headrace_steps_total{path="ready"}': 50.0, "headrace_recompiles_total": 0.0}
+METRICS = {
+    'headrace_prefix_cache_hits_total{model_name="m"}': 60_000.0,
+    'headrace_prefix_cache_miss_tokens_total{cause="new"}': 30_000.0,
+    'headrace_prefix_cache_miss_tokens_total{cause="evicted"}': 1_000.0,
+    'headrace_prefix_cache_miss_tokens_total{cause="other_salt"}': 1_000.0,
+    'headrace_prefix_cache_miss_tokens_total{cause="partial"}': 8_000.0,
+    'headrace_kv_cache_positions_total{content="token"}': 90_000.0,
+    'headrace_kv_cache_positions_total{content="nothing"}': 10_000.0,
+    'headrace_steps_total{path="compiled"}': 950.0,
+    'headrace_steps_total{path="ready"}': 50.0,
+    "headrace_recompiles_total": 0.0,
+}
 
 
 def facts(change: Callable[[dict[str, Any], dict[str, Any], dict[str, float]], object] = lambda status, ready, metrics: None) -> ServerFacts:
@@ -36,6 +47,8 @@ def facts(change: Callable[[dict[str, Any], dict[str, Any], dict[str, float]], o
     return ServerFacts(status=status, ready=ready, metrics=metrics)
 
 
+MISSES = "headrace_prefix_cache_miss_tokens_total"
+POSITIONS = "headrace_kv_cache_positions_total"
 PLANTED: list[tuple[Callable[[ServerFacts], Any], Callable[..., object], str]] = [
     (server.readiness, lambda s, r, m: s.update(state="restarting"), "restarting"),
     (server.restarts, lambda s, r, m: s.update(engine_restarts_total=2), "2 times"),
@@ -49,6 +62,13 @@ PLANTED: list[tuple[Callable[[ServerFacts], Any], Callable[..., object], str]] =
     (server.bucket_misses, lambda s, r, m: m.update({'headrace_steps_total{path="ready"}': 950.0}), "50% of 1900"),
     (server.preemptions, lambda s, r, m: s["engine"].update(preemptions_total=300), "300 preemptions"),
     (server.kv_blocks, lambda s, r, m: (s["engine"]["kv_blocks"].update(used=99), s["engine"].update(waiting=4)), "99 of 100"),
+    (
+        server.prefix_cache,
+        lambda s, r, m: m.update({MISSES + '{cause="other_salt"}': 51_000.0}),
+        "34% under another salt",
+    ),
+    (server.prefix_cache, lambda s, r, m: m.update({MISSES + '{cause="evicted"}': 51_000.0}), "34% evicted"),
+    (server.kv_fragmentation, lambda s, r, m: m.update({POSITIONS + '{content="nothing"}': 60_000.0}), "40% of the positions"),
 ]
 
 

@@ -17,6 +17,7 @@ METRICS: Mapping[str, str] = {
     "e2el": "End-to-end latency",
 }
 
+IDLE_KINDS = ("waiting", "idle")  # kinds of a server's time in which it is not busy
 KEEPS_UP = 0.9  # share of what a server without a queue would do
 
 
@@ -119,3 +120,11 @@ def knee(results: Sequence[tuple[float, int, float, Mapping[str, Any]]]) -> floa
         if not values["failed"] and served >= KEEPS_UP * count / (last_arrival + latency):
             kept.append(rate)
     return max(kept, default=None)
+
+
+def useful_share(work: Mapping[str, float] | None) -> float | None:
+    """Of the time that a server was busy, by the kinds of `headrace_work_seconds_total`; None where it does not say."""
+    if work is None:
+        return None
+    busy = sum(seconds for kind, seconds in work.items() if kind not in IDLE_KINDS)
+    return work["useful"] / busy if busy else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from headrace.bench.figures import METRICS, knee
+from headrace.bench.figures import METRICS, knee, useful_share
 
 RATIOS = (
     ("request_throughput", "requests/s"),
@@ -35,6 +35,8 @@ def table(found: dict[str, Any]) -> str:
         ("All tokens/s", f"{found['total_token_throughput']:.1f}"),
         ("Most requests at once", f"{found['max_concurrent_requests']}"),
     ]
+    if (share := useful_share(found["work_seconds"])) is not None:
+        rows.append(("Useful share of the server's busy time", f"{share:.1%}"))
     lines = [f"{found['base_url']}  {found['model_id']}  {found['num_prompts']} requests at {found['request_rate']}/s"]
     lines += [f"  {name:<40}{value:>12}" for name, value in rows]
     for name, words in METRICS.items():

@@ -22,6 +22,8 @@ may down side been now find
 
 WORDS = tuple(_WORDS.split())
 
+VARIED_SIGMA, VARIED_MOST = 0.8, 4.0
+
 RampUp = Literal["linear", "exponential"]
 
 
@@ -44,6 +46,19 @@ def random_requests(
 
     prefix = _words(draw, prefix_len)
     return [BenchRequest(prompt=" ".join([*prefix, *_words(draw, length(input_len))]), max_tokens=length(output_len)) for _ in range(count)]
+
+
+def varied_requests(count: int, *, input_len: int, output_len: int, seed: int = 0) -> list[BenchRequest]:
+    """Prompts and answers whose lengths are lognormal around these medians, as those of chats are: most are short and a few many times as long.
+
+    The standard deviation of the logarithm is 0.8; lengths are kept between a quarter and four times their median.
+    """
+    draw = random.Random(seed)
+
+    def length(median: int) -> int:
+        return round(median * min(VARIED_MOST, max(1 / VARIED_MOST, draw.lognormvariate(0.0, VARIED_SIGMA)))) or 1
+
+    return [BenchRequest(prompt=" ".join(_words(draw, length(input_len))), max_tokens=length(output_len)) for _ in range(count)]
 
 
 def _words(draw: random.Random, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A server of our own for one program: on the loopback address, behind a key that nobody else knows."""
+"""A server of our own for one program: on the loopback address, and gone when the program is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headrace.cli.chat_client import ChatClient
@@ -22,30 +22,36 @@ STOP_TIMEOUT = 10.0
 
 @contextlib.contextmanager
 def local_server(model: Path, arguments: Sequence[str] = (), *, key: str | None = None) -> Iterator[ChatClient]:
-    """Serve `model` in another process until the block ends. `key`: for other clients than the one that is given.
-
-    Raises `StartError` with the server's last words if it does not start.
-    """
-    key, port = key or secrets.token_hex(16), _free_port()
+    """Serve `model` in another process until the block ends, behind a key that nobody else knows, or `key`, for other clients than the one that is
+    given. Raises `StartError` as `server_process` does."""
+    key, port = key or secrets.token_hex(16), free_port()
     command = [sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *arguments]
+    client = ChatClient(f"http://127.0.0.1:{port}", api_key=key)
+    # the key is not on the command line, where other users of the machine could read it
+    with server_process(command, environment={**os.environ, "HEADRACE_API_KEY": key}, client=client):
+        yield client
+
+
+@contextlib.contextmanager
+def server_process(command: Sequence[str], *, environment: Mapping[str, str], client: ChatClient) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that says at `/ready` that it is. Raises `StartError` with its last words if it does not start."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
-            env={**os.environ, "HEADRACE_API_KEY": key},  # not on the command line, where other users of the machine could read it
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is for us alone
         )
         try:
-            client = ChatClient(f"http://127.0.0.1:{port}", api_key=key)
             deadline = time.monotonic() + START_TIMEOUT
             while not _is_ready(client):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     raise StartError(f"The model does not start: {log.read().strip()[-1000:] or f'status {process.returncode}'}")
                 time.sleep(0.05)
-            yield client
+            yield process
         finally:
             _stop(process)
 
@@ -66,7 +72,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

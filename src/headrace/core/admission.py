@@ -9,6 +9,7 @@ from headrace.config import SchedulerConfig
 from headrace.core.draft import PlanDraft
 from headrace.core.kv_manager import BlockPairs, KVManager
 from headrace.core.messages import AddRequest
+from headrace.core.prefix_misses import PrefixMisses
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
 
@@ -70,6 +71,7 @@ class Admission:
         self.prompt_tokens = 0  # totals; never fall
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
+        self.prefix_misses = PrefixMisses()
 
     def start_waiting(self, draft: PlanDraft, *, background: bool, kept: Callable[[str], bool] | None = None) -> dict[int, int]:
         """Start what may start now: preempted requests from the oldest on, then the queue in its order. `background`: such requests too.
@@ -168,6 +170,15 @@ class Admission:
         if self._config.enable_prefix_caching and not request.needs_every_position:
             self.prefix_query_tokens += request.num_prompt
             self.prefix_hit_tokens += request.num_cached
+            table = request.table
+            self.prefix_misses.note(
+                request.message.prompt_token_ids,
+                num_cached=request.num_cached,
+                salt=table.salt,
+                chain=table.chain,
+                block_size=self._kv.block_size,
+                pool=self._kv.pool,
+            )
 
 
 def _can_fork(parent: Request, draft: PlanDraft) -> bool:

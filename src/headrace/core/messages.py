@@ -174,4 +174,10 @@ class SchedulerStats:
     spec_draft_tokens_total: int = 0  # guesses
     spec_accepted_tokens_total: int = 0  # guesses that were right
     spec_rejected_tokens_total: int = 0
+    prefix_miss_new_tokens_total: int = 0  # of the tokens looked up and not found, by why: see `core.prefix_misses`
+    prefix_miss_evicted_tokens_total: int = 0
+    prefix_miss_other_salt_tokens_total: int = 0
+    prefix_miss_partial_tokens_total: int = 0
+    kv_sampled_positions_total: int = 0  # in blocks that requests hold, each time that this snapshot is made
+    kv_unused_positions_total: int = 0  # those of them behind the tokens that there are
     num_evictable_blocks: int = 0  # findable and not held: the cached ones among the free

@@ -39,6 +39,7 @@ from headrace.core.prefix import HashFunction, blake2b_digest
 from headrace.core.prompt_budget import prompt_budget
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
+from headrace.core.snapshots import Snapshots
 from headrace.core.speculation import Speculation
 from headrace.core.step_time import StepTimeModel
 from headrace.core.step_tokens import StepTokens, tokens_of
@@ -70,6 +71,7 @@ class Scheduler:
         self._fair_slots = FairSlots(self._roster, self._kv, self._preemption)
         self._turns = TenantTurns(self._roster, self.step_time, lead=config.max_num_batched_tokens // 2)
         self._speculation = None if config.speculative_config is None else Speculation(config.speculative_config, self.step_time)
+        self._snapshots = Snapshots(self._kv, self._roster, self._admission, self._preemption, self._speculation)
         self._planned: deque[PlannedStep] = deque()  # plans whose results are not in, oldest first
         self.step_tokens = StepTokens()  # of the step that `update` took in last
         self._deadlines = Deadlines(self._kv, self.step_time, step_tokens=config.max_num_batched_tokens)
@@ -183,8 +185,9 @@ class Scheduler:
                 self._plan_decode(request, draft)
 
     def _plan_decode(self, request: Request, draft: PlanDraft) -> None:
-        if self._preemption.grow(request, draft):
-            draft.decode_attended += request.num_computed + 1
+        end = request.num_computed + 1
+        if self._kv.grow(request.table, end) or self._preemption.grow(request, draft):
+            draft.decode_attended += end
             self._schedule(request, 1, draft)
             draft.num_decode_tokens += 1
 
@@ -265,7 +268,8 @@ class Scheduler:
         blocks = kv.mark_written(table, request.num_computed, num_tokens)
         self._roster.charge_computed(request, num_tokens)
         draft.schedule(request, num_tokens, blocks)
-        kv.register(table, request.token_ids, request.num_computed)
+        if kv.caching:
+            kv.register(table, request.token_ids, request.num_computed)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -314,8 +318,10 @@ class Scheduler:
         num_taken, finish_reason, stop_reason = append_tokens(request, sampled.token_ids, complete=sampled.complete)
         self._generation_tokens += num_taken
         self._roster.shares.charge(request.message.tenant, num_taken)
-        if request.state is RequestState.RUNNING:
+        if self._kv.caching and request.state is RequestState.RUNNING:
             self._kv.register(request.table, request.token_ids, request.num_computed)
+        if finish_reason is None and sampled.logprobs is None and request.has_output:
+            return TokenOutput(request_id=request.request_id, token_ids=sampled.token_ids, num_preemptions=request.num_preemptions)
         output = make_output(
             request,
             token_ids=sampled.token_ids if num_accepted == 0 else sampled.token_ids[:num_taken],
@@ -367,27 +373,7 @@ class Scheduler:
         return explain(self._kv, query, now)
 
     def stats(self) -> SchedulerStats:
-        roster, pool, speculation = self._roster, self._kv.pool, self._speculation
-        return SchedulerStats(
-            num_running=len(roster.running),
-            num_waiting=len(roster.waiting) + len(roster.preempted) - roster.num_swapped,
-            num_swapped=roster.num_swapped,
-            num_blocks=pool.num_blocks,
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_findable,
-            num_evictable_blocks=pool.num_evictable,
-            prompt_tokens_total=self._admission.prompt_tokens,
-            generation_tokens_total=self._generation_tokens,
-            prefix_query_tokens_total=self._admission.prefix_query_tokens,
-            prefix_hit_tokens_total=self._admission.prefix_hit_tokens,
-            preemptions_recompute_total=self._preemption.num_recomputes,
-            preemptions_swap_total=self._preemption.num_swaps,
-            recomputed_tokens_total=self._recomputed_tokens,
-            spec_drafts_total=0 if speculation is None else speculation.num_drafts,
-            spec_draft_tokens_total=0 if speculation is None else speculation.num_draft_tokens,
-            spec_accepted_tokens_total=0 if speculation is None else speculation.num_accepted_tokens,
-            spec_rejected_tokens_total=0 if speculation is None else speculation.num_draft_tokens - speculation.num_accepted_tokens,
-        )
+        return self._snapshots.take(generation_tokens=self._generation_tokens, recomputed_tokens=self._recomputed_tokens)
 
     def check(self) -> None:
         """Recompute every derived fact; raise AssertionError where one is wrong."""

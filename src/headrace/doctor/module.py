@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from headrace.doctor import kernels
 from headrace.doctor.finding import Finding, fault, well
 from headrace.errors import ConfigError
 
@@ -41,11 +42,13 @@ def load_factory(name: str) -> Callable[[], tuple[Any, Sequence[tuple[Any, ...]]
 
 
 def module_findings(factory: Callable[[], tuple[Any, Sequence[tuple[Any, ...]]]]) -> list[Finding]:
-    """`factory` gives the module and the inputs of several calls: the first is examined for breaks, the others for recompilations."""
+    """`factory` gives the module and the inputs of several calls: the first is examined for breaks, copies and waits,
+    the others for recompilations.
+    """
     module, inputs = factory()
     if not inputs:
         raise ConfigError("The factory gives no inputs; return a module and a list of at least one tuple of arguments.")
-    return [*_breaks(module, inputs[0]), *_recompiles(module, inputs)]
+    return [*_breaks(module, inputs[0]), *_recompiles(module, inputs), *kernels.module_findings(module, inputs[0])]
 
 
 def _breaks(module: Any, arguments: tuple[Any, ...]) -> list[Finding]:

@@ -11,6 +11,10 @@ from headrace.doctor.finding import Finding, fault, well
 MISSED_SHARE = 0.2  # of the steps, on the ready path although compiled ones serve
 MIN_STEPS = 200  # of fewer nothing is said
 PREEMPTED_SHARE = 0.02  # preemptions for each first token
+MIN_LOOKED_UP = 10_000  # prompt tokens; of fewer nothing is said
+EVICTED_SHARE, OTHER_SALT_SHARE = 0.1, 0.1  # of the prompt tokens looked up
+MIN_SAMPLED = 20_000  # positions of KV blocks
+UNUSED_SHARE = 0.3  # of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,53 @@ def kv_blocks(facts: ServerFacts) -> Finding:
     return well("kv-blocks", f"{blocks['used']} of {blocks['total']} held")
 
 
+def _misses(facts: ServerFacts) -> dict[str, float]:
+    """Prompt tokens by what became of them in the prefix cache."""
+    misses = {
+        cause: facts.metric(f'headrace_prefix_cache_miss_tokens_total{{cause="{cause}"}}') for cause in ("new", "evicted", "other_salt", "partial")
+    }
+    return misses | {"hits": sum(value for name, value in facts.metrics.items() if name.startswith("headrace_prefix_cache_hits_total"))}
+
+
+def prefix_cache(facts: ServerFacts) -> Finding:
+    found = _misses(facts)
+    total = sum(found.values())
+    if total < MIN_LOOKED_UP:
+        return well("prefix-cache", f"{total:.0f} prompt tokens were looked up, too few to say anything")
+    shares = {name: value / total for name, value in found.items()}
+    words = {"hits": "found", "new": "new", "evicted": "evicted", "other_salt": "under another salt"}
+    evidence = f"of {total:.0f} prompt tokens " + ", ".join(f"{shares[name]:.0%} {word}" for name, word in words.items())
+    if shares["other_salt"] >= OTHER_SALT_SHARE:
+        return fault(
+            "prefix-cache",
+            evidence,
+            "send the same cache_salt with all requests that may share their prompts: one for a tenant, not one for a request",
+            f"up to {shares['other_salt']:.0%} of all prompt tokens need no computing",
+        )
+    if shares["evicted"] >= EVICTED_SHARE:
+        return fault(
+            "prefix-cache",
+            evidence,
+            "raise --kv-memory, or let conversations send a session_id, whose blocks are kept ahead of others",
+            f"up to {shares['evicted']:.0%} of all prompt tokens need no computing",
+        )
+    return well("prefix-cache", evidence)
+
+
+def kv_fragmentation(facts: ServerFacts) -> Finding:
+    used, unused = (facts.metric(f'headrace_kv_cache_positions_total{{content="{content}"}}') for content in ("token", "nothing"))
+    share = unused / (used + unused) if used + unused else 0.0
+    evidence = f"{share:.0%} of the positions in held blocks hold no token"
+    if used + unused < MIN_SAMPLED or share < UNUSED_SHARE:
+        return well("kv-fragmentation", evidence)
+    return fault(
+        "kv-fragmentation",
+        f"{evidence}: requests are short for their blocks",
+        "serve with a smaller --block-size",
+        f"up to {share / (1 - share):.0%} more requests in the same memory",
+    )
+
+
 CHECKS: tuple[Callable[[ServerFacts], Finding], ...] = (
     readiness,
     restarts,
@@ -134,6 +185,8 @@ CHECKS: tuple[Callable[[ServerFacts], Finding], ...] = (
     bucket_misses,
     preemptions,
     kv_blocks,
+    kv_fragmentation,
+    prefix_cache,
 )
 
 

@@ -7,6 +7,7 @@ takes the packed size and a copy or two of one matrix; norms and biases are floa
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -83,7 +84,9 @@ class PackedAttention(Attention):
             qk, v = qkv.split((self.q_size + self.kv_size, self.kv_size), dim=-1)
             qkv = torch.cat((self.norm_qk(qk), v), dim=-1)
         q_THD = cpu.rope_write_kv(qkv, cos_sin, *kv_cache, meta.slot_mapping_T)
-        attend = paged_attention if self.head_dim % cpu.HEAD_STEP else cpu.paged_attention
+        attend = paged_attention
+        if self.head_dim % cpu.HEAD_STEP == 0:
+            attend = partial(cpu.paged_attention, prompts_in_bfloat16=self.output.in_bfloat16)
         out_THD = attend(q_THD, *kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window, logit_softcap=self.logit_softcap)
         return self.output(out_THD.flatten(1), meta)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Concatenate, ParamSpec, Protocol
 
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headrace.observe.compile_metrics import CompileMetrics, Status
+from headrace.observe.drift import DriftWatch
 from headrace.observe.work import Work
 from headrace.observe.work_metrics import WorkMetrics
 
@@ -55,6 +57,12 @@ class Stats(Protocol):
     num_cached_blocks: int
     prefix_query_tokens_total: int
     prefix_hit_tokens_total: int
+    prefix_miss_new_tokens_total: int
+    prefix_miss_evicted_tokens_total: int
+    prefix_miss_other_salt_tokens_total: int
+    prefix_miss_partial_tokens_total: int
+    kv_sampled_positions_total: int
+    kv_unused_positions_total: int
     preemptions_recompute_total: int
     preemptions_swap_total: int
     recomputed_tokens_total: int
@@ -82,7 +90,10 @@ def harmless(record: Callable[Concatenate[Metrics, Parameters], None]) -> Callab
 class Metrics:
     """All metrics of a serving process."""
 
-    def __init__(self, *, model_name: str) -> None:
+    def __init__(self, *, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.drift = DriftWatch()
+        self._answering: frozenset[str] = frozenset()  # paths of routes that generate or embed
         self.faults = 0  # recorders that failed
         self.first_tokens_total = 0
         self.first_token_seconds_total = 0.0  # from arrival, over all of them
@@ -112,7 +123,7 @@ class Metrics:
             self._batch_lines.labels(outcome)
         self._faults = Gauge("metrics_faults", "Metrics that could not be recorded.", registry=ours)
         self._compile, self._work = CompileMetrics(), WorkMetrics()
-        for collector in (both, ours, self._totals, self._compile, self._work):
+        for collector in (both, ours, self._totals, self._compile, self._work, self.drift):
             self.registry.register(collector)
 
     def _gauge(self, registry: _Prefixed, name: str, text: str) -> Gauge:
@@ -124,8 +135,9 @@ class Metrics:
     def _histogram(self, registry: _Prefixed, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(name, text, ("model_name",), registry=registry, buckets=tuple(buckets)).labels(self._model)
 
-    def expect_paths(self, paths: Iterable[str]) -> None:
-        """The closed set of path labels; every series is there from the start."""
+    def expect_paths(self, paths: Iterable[str], *, answering: Iterable[str] = ()) -> None:
+        """The closed set of path labels; every series is there from the start. `answering`: those of them that generate or embed."""
+        self._answering = frozenset(answering)
         for path in (*paths, "other"):
             for outcome in OUTCOMES:
                 self._http.labels(path, outcome)
@@ -133,6 +145,15 @@ class Metrics:
     @harmless
     def prompt(self, tokens: int) -> None:
         """A prompt was accepted by the engine."""
+        self._count_prompt(tokens)
+        self.drift.see("prompt_tokens", tokens, self._clock())
+
+    @harmless
+    def prompt_in_background(self, tokens: int) -> None:
+        """One that nobody waits for: no part of what clients usually bring."""
+        self._count_prompt(tokens)
+
+    def _count_prompt(self, tokens: int) -> None:
         self._prompt_tokens.inc(tokens)
         self._prompt_sizes.observe(tokens)
 
@@ -145,6 +166,7 @@ class Metrics:
         self._first.observe(max(0.0, seconds))
         self.first_tokens_total += 1
         self.first_token_seconds_total += max(0.0, seconds)
+        self.drift.see("time_to_first_token", seconds, self._clock())
 
     @harmless
     def more_tokens(self, seconds: float, count: int) -> None:
@@ -158,6 +180,8 @@ class Metrics:
         self.ended(reason)
         self._end_to_end.observe(max(0.0, seconds))
         self._answer_sizes.observe(tokens)
+        if reason in ("stop", "length"):
+            self.drift.see("generation_tokens", tokens, self._clock())
 
     @harmless
     def ended(self, reason: str) -> None:
@@ -173,6 +197,8 @@ class Metrics:
     def http_request(self, path: str, status: int) -> None:
         """`path` is one of `expect_paths`; status 0: the client hung up before there was one."""
         self._http.labels(path, f"{status // 100}xx" if 200 <= status < 600 else "client_gone").inc()
+        if path in self._answering and status:
+            self.drift.see("refused", float(status >= 400), self._clock())
 
     @harmless
     def _snapshot(self, stats: Stats | None, state: str, restarts: int) -> None:
@@ -187,6 +213,7 @@ class Metrics:
         self._kv_usage.set(1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0)
         self._cached_blocks.set(stats.num_cached_blocks)
         self._totals.update(stats)
+        self.drift.speculated(stats.spec_draft_tokens_total, stats.spec_accepted_tokens_total, self._clock())
 
     def render(
         self, stats: Stats | None, *, state: str, restarts: int = 0, compile: Status | None = None, work: Work | None = None
@@ -203,7 +230,7 @@ class BackgroundMetrics:
     """`RequestMetrics` of work that nobody waits for: its tokens count, how long it took does not."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.prompt = metrics.prompt
+        self.prompt = metrics.prompt_in_background
         self.generated = metrics.generated
         self._metrics = metrics
 
@@ -256,8 +283,14 @@ class EngineTotals(Collector):
         self._model = model_name
         self._totals: dict[str, int] = {}
 
+    MISSES = ("new", "evicted", "other_salt", "partial")
+    OTHERS = (
+        *("preemptions_recompute_total", "preemptions_swap_total", "kv_sampled_positions_total", "kv_unused_positions_total"),
+        *(f"prefix_miss_{cause}_tokens_total" for cause in MISSES),
+    )
+
     def update(self, stats: Stats) -> None:
-        for name in [*(field for _, field, _ in self.NAMES), "preemptions_recompute_total", "preemptions_swap_total"]:
+        for name in [*(field for _, field, _ in self.NAMES), *self.OTHERS]:
             self.set(name, getattr(stats, name))
 
     def set(self, name: str, value: int) -> None:
@@ -275,7 +308,14 @@ class EngineTotals(Collector):
         by_kind = CounterMetricFamily("headrace_preemptions_by_kind", "The same, by what became of its blocks.", labels=("kind",))
         for kind, value in kinds.items():
             by_kind.add_metric((kind,), value)
-        yield by_kind
+        misses = CounterMetricFamily("headrace_prefix_cache_miss_tokens", "Prompt tokens not found in the prefix cache, by why.", labels=("cause",))
+        for cause in self.MISSES:
+            misses.add_metric((cause,), self.total(f"prefix_miss_{cause}_tokens_total"))
+        sampled, unused = self.total("kv_sampled_positions_total"), self.total("kv_unused_positions_total")
+        positions = CounterMetricFamily("headrace_kv_cache_positions", "Positions of held KV blocks, sampled, by what is there.", labels=("content",))
+        positions.add_metric(("token",), max(0, sampled - unused))
+        positions.add_metric(("nothing",), unused)
+        yield from (by_kind, misses, positions)
         yield CounterMetricFamily("headrace_engine_restarts", "Times the engine was started again.", value=self.total("restarts"))
 
     def _family(self, name: str, text: str, value: int) -> Metric:

@@ -29,6 +29,7 @@ from headrace.server.generation_route import GenerationRoute
 from headrace.server.messages import routes as routes_messages
 from headrace.server.openapi import document as openapi
 from headrace.server.request_log import RequestLog
+from headrace.server.request_span import OPERATIONS
 from headrace.server.responses import routes as routes_responses
 from headrace.server.routes_embeddings import EmbeddingsRoute
 from headrace.server.service import Service
@@ -65,7 +66,7 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
     config = service.config
     if config.web:
         paths |= WebPage.PATHS
-    service.metrics.expect_paths(paths)
+    service.metrics.expect_paths(paths, answering=OPERATIONS)
     layers = [
         Middleware(
             RequestLog, metrics=service.metrics, paths=paths, write_lines=config.log_requests, model=service.model_names[0], tracing=service.tracing

@@ -84,17 +84,21 @@ def test_no_rotation(kernels):
     assert torch.equal(caches[0][0, [2, 0, 1], 0], qkv[:, 32:48])
 
 
-def test_the_attention_half_equals_its_steps_bit_by_bit(isa):
+@pytest.mark.parametrize(("prompt_tokens", "output_format"), [(None, 8), ((0, 3), 8), ((1, 4), 0)])
+def test_the_attention_half_equals_its_steps_bit_by_bit(isa, prompt_tokens, output_format):
     hidden, heads, kv_heads, size = 96, 6, 2, 16
     batch = Batch([(1, 30), (4, 9)], kv_heads=kv_heads, group=heads // kv_heads, head_dim=size)
     meta, tokens = batch.meta(), 5
-    qkv, output = packed_linear(3, (heads + 2 * kv_heads) * size, hidden), packed_linear(8, hidden, heads * size)
+    if prompt_tokens is not None:
+        meta.prompt_tokens_R = torch.tensor(prompt_tokens, dtype=torch.int32)
+    qkv, output = packed_linear(3, (heads + 2 * kv_heads) * size, hidden), packed_linear(output_format, hidden, heads * size)
     norm, residual = torch.randn(hidden), torch.randn(tokens, hidden)
     cos_sin = torch.randn(tokens, 1, size), torch.randn(tokens, 1, size)
     caches = (batch.k_cache.clone(), batch.v_cache.clone())
 
-    q = cpu.rope_write_kv(qkv(cpu.rms_norm(residual, norm, 1e-5)), cos_sin, batch.k_cache, batch.v_cache, meta.slot_mapping_T)
-    want = residual + output(cpu.paged_attention(q, batch.k_cache, batch.v_cache, meta, scale=0.25).flatten(1))
+    q = cpu.rope_write_kv(qkv(cpu.rms_norm(residual, norm, 1e-5), meta), cos_sin, batch.k_cache, batch.v_cache, meta.slot_mapping_T)
+    attended = cpu.paged_attention(q, batch.k_cache, batch.v_cache, meta, scale=0.25, prompts_in_bfloat16=output.in_bfloat16)
+    want = residual + output(attended.flatten(1), meta)
     cpu.attention_add_(residual, norm, 1e-5, qkv, output, heads, cos_sin, caches, meta, scale=0.25)
     assert torch.equal(residual, want)
     for cache, other in zip(caches, (batch.k_cache, batch.v_cache), strict=True):
@@ -244,7 +248,7 @@ def test_operators_keep_their_promises(kernels):
         OPS.embedding: (torch.tensor([1, 2]), weight.data, 3, 32, 64),
         OPS.rms_norm: (x, norm, 1e-5),
         OPS.pack_: (weight.data.clone(), random_blocks(3, 32, 64), 3, 32, 64),
-        OPS.paged_attention: (batch.q, *caches, *places[1:], 0.3, 0, 0.0),
+        OPS.paged_attention: (batch.q, *caches, *places[1:], None, 0.3, 0, 0.0),
         OPS.rope_write_kv: (torch.randn(1, 64), turn, turn, *caches, meta.slot_mapping_T),
     }.items():
         torch.library.opcheck(operator, args, test_utils=tests)

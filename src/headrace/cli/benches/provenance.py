@@ -54,3 +54,8 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text(errors="replace").splitlines()
     except OSError:  # not Linux
         return []
+
+
+def load_average() -> float | None:
+    """Processes that wanted a CPU over the last minute; None where the system doesn't tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -62,6 +62,11 @@ class PackedLinear(nn.Module):
         self.format = weight.type_number
         self.type_number, self.rows, self.columns = weight.type_number, weight.rows, weight.columns
 
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether products with tokens of prompts are made in bfloat16 where there is AMX."""
+        return self.format < _TWICE and FORMATS[self.format] != "F32"
+
     def forward(self, x: Tensor, meta: AttentionMetadata | None = None) -> Tensor:
         """`meta`: of the step whose tokens x are, [T, columns]; without it none of them is taken as a prompt's."""
         places = (None, None) if meta is None else (meta.query_start_R1, meta.prompt_tokens_R)
@@ -104,8 +109,12 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    prompts_in_bfloat16: bool = False,
 ) -> Tensor:
-    """What `kernels.attention.paged_attention` does; caches may be float32, bfloat16 or float16, the head size a multiple of HEAD_STEP."""
+    """What `kernels.attention.paged_attention` does; caches may be float32, bfloat16 or float16, the head size a multiple of HEAD_STEP.
+
+    `prompts_in_bfloat16`: with AMX, tokens of prompts attend in bfloat16: queries, keys, values and weights are rounded, sums are float32.
+    """
     return torch.ops.headrace_cpu.paged_attention.default(
         q_THD.contiguous(),
         k_cache,
@@ -113,6 +122,7 @@ def paged_attention(
         meta.query_start_R1,
         meta.context_len_R,
         meta.block_table_RB,
+        meta.prompt_tokens_R if prompts_in_bfloat16 else None,
         scale,
         sliding_window or 0,
         logit_softcap or 0.0,

@@ -7,11 +7,13 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kQueryTile = 32;  // tokens of a row that share the walk over its context
-constexpr int64_t kNoSlot = -1;     // of a token that is padding: its keys and values are stored nowhere
+constexpr int64_t kQueryTile = 32;                       // tokens of a row that share the walk over its context
+constexpr int64_t kTiledLeast = 32, kTiledMost = 128;    // by tiles: more tokens share what keys and values take to convert
+constexpr int64_t kNoSlot = -1;                          // of a token that is padding: its keys and values are stored nowhere
 
 struct Item {  // tokens [first, last) of one row, whose positions start at `position`
   int64_t row, first, last, position, first_part, parts;
+  bool tiled;  // by tiles
 };
 
 const int32_t* int32_data(const Tensor& t, int64_t size, const char* name) {
@@ -28,18 +30,30 @@ void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
   for (int64_t i = 0; i < 4; ++i) STD_TORCH_CHECK(k_cache.size(i) == v_cache.size(i), "headrace_cpu: k_cache and v_cache differ in shape");
 }
 
-// Cuts the rows into items of at most kQueryTile tokens, long contexts first: who starts last then has little to do.
-std::vector<Item> items_of(const int32_t* query_start, const int32_t* context_len, int64_t rows, int64_t window) {
+struct Rows {  // of a step
+  const int32_t *query_start, *context_len;
+  const int32_t* tiled;  // of each row's tokens the first so many go by tiles; null: none
+  int64_t count;
+};
+
+// Cuts the rows into items of few tokens, long contexts first: who starts last then has little to do.
+std::vector<Item> items_of(const Rows& rows, int64_t window, int64_t threads) {
   std::vector<Item> items;
-  items.reserve(static_cast<size_t>(rows));
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t tokens = query_start[row + 1] - query_start[row], start = context_len[row] - tokens;
-    for (int64_t i = 0; i < tokens; i += kQueryTile) {
-      const int64_t n = std::min(kQueryTile, tokens - i), position = start + i;
+  items.reserve(static_cast<size_t>(rows.count));
+  const auto cut = [&](int64_t row, int64_t begin, int64_t end, int64_t most, bool tiled) {
+    for (int64_t first = begin; first < end; first += most) {
+      const int64_t last = std::min(first + most, end), position = rows.context_len[row] - rows.query_start[row + 1] + first;
       const int64_t lowest = window > 0 && position >= window ? position - window + 1 : 0;
-      const int64_t first_part = lowest / kPart, last_part = (position + n - 1) / kPart;
-      items.push_back({row, query_start[row] + i, query_start[row] + i + n, position, first_part, last_part - first_part + 1});
+      const int64_t first_part = lowest / kPart, last_part = (position + last - first - 1) / kPart;
+      items.push_back({row, first, last, position, first_part, last_part - first_part + 1, tiled});
     }
+  };
+  const int64_t share = rows.query_start[rows.count] / (8 * threads) / kTiledLeast * kTiledLeast;
+  const int64_t tiled_at_once = std::clamp(share, kTiledLeast, kTiledMost);
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const int64_t first = rows.query_start[row], others = first + (rows.tiled ? rows.tiled[row] : 0);
+    cut(row, first, others, tiled_at_once, true);
+    cut(row, others, rows.query_start[row + 1], kQueryTile, false);
   }
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     const int64_t work_a = (a.last - a.first) * (a.position + 1), work_b = (b.last - b.first) * (b.position + 1);
@@ -51,10 +65,9 @@ std::vector<Item> items_of(const int32_t* query_start, const int32_t* context_le
 }  // namespace
 
 // q and out: float32 [T, H, D]
-void attend(const Attention& args, const int32_t* query_start, const int32_t* context_len, int64_t rows, const int32_t* block_table,
-            int64_t table_width, float* out) {
+void attend(const Attention& args, const Rows& rows, const int32_t* block_table, int64_t table_width, float* out) {
   const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + 2, threads = torch::stable::get_num_threads();
-  const std::vector<Item> items = items_of(query_start, context_len, rows, args.window);
+  const std::vector<Item> items = items_of(rows, args.window, threads);
   const auto count = static_cast<int64_t>(items.size());
   int64_t parts = 0;
   for (const Item& item : items) parts += item.parts;
@@ -63,8 +76,10 @@ void attend(const Attention& args, const int32_t* query_start, const int32_t* co
   const auto states_of = [&](const Item& item) { return heads * (item.last - item.first) * group; };
   const auto compute = [&](const Item& item, int64_t cut, int64_t part, float* state) {
     static thread_local Scratch scratch;
-    kernels().attention_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first,
-                             item.last, item.position, state, stride, scratch.get<float>((kScratchRows + states_of(item)) * args.head_dim));
+    const int64_t work = item.tiled ? tile_attention_scratch(args.head_dim) : (kScratchRows + states_of(item)) * args.head_dim;
+    const auto& compute_part = item.tiled ? kernels().tile_attention_part : kernels().attention_part;
+    compute_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first, item.last,
+                 item.position, state, stride, scratch.get<float>(work));
   };
   const auto fold = [&](const Item& item, float* into, const float* next) {
     for (int64_t i = 0; i < states_of(item); ++i) kernels().attention_fold(into + i * stride, next + i * stride, args.head_dim);
@@ -137,8 +152,9 @@ Attention attention_args(const float* q, int64_t num_heads, const Tensor& k_cach
 }
 
 // Every position below a row's context length must be in the caches. window, softcap: 0 for none. Tokens past the last row are padding: zeros.
+// prompt_tokens: of each row's tokens the first so many go by tiles where there are some.
 Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& query_start, const Tensor& context_len,
-                       const Tensor& block_table, double scale, int64_t window, double softcap) {
+                       const Tensor& block_table, const std::optional<Tensor>& prompt_tokens, double scale, int64_t window, double softcap) {
   static thread_local Scratch in, out;
   STD_TORCH_CHECK(q.dim() == 3, "headrace_cpu: q must be [T, H, D]");
   const Attention args = attention_args(as_floats(q, "q", in), q.size(1), k_cache, v_cache, scale, window, softcap);
@@ -150,7 +166,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
   const FloatOut to(y, "q", out);
   const int32_t *starts = int32_data(query_start, rows + 1, "query_start"), *lens = int32_data(context_len, rows, "context_len");
   check_rows(starts, lens, rows, q.size(0), block_table.size(1) * args.block_size);
-  attend(args, starts, lens, rows, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), to.data);
+  const int32_t* tiled = tokens_of_step(query_start, prompt_tokens, q.size(0)).prompts.count ? int32_data(*prompt_tokens, rows, "prompt_tokens") : nullptr;
+  attend(args, {starts, lens, tiled, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), to.data);
   std::fill(to.data + starts[rows] * q.size(1) * q.size(2), to.data + q.numel(), 0.0f);
   to.store();
   return y;
@@ -247,7 +264,8 @@ void attention_add_(const Tensor& residual, const Tensor& norm_weight, double ep
   for (const Tokens& each : {step.prompts, step.others}) multiply_normed(first, h, norm, static_cast<float>(eps), each, all);
   rotate_and_store(all, tokens, num_heads, as_floats(cos, "cos", cos_in), as_floats(sin, "sin", sin_in), rotary, k_cache, v_cache, places, q);
   args.q = q;
-  attend(args, starts, lens, rows, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), out);
+  const int32_t* tiled = second.tiled && step.prompts.count ? int32_data(*prompt_tokens, rows, "prompt_tokens") : nullptr;
+  attend(args, {starts, lens, tiled, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), out);
   for (const Tokens& each : {step.prompts, step.others}) multiply_tokens(second, out, each, nullptr, true, h);
 }
 

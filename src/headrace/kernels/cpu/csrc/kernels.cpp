@@ -3,11 +3,14 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "quantize.h"
+#include "tile_attention.h"
 #include "tile_linear.h"
 
 #if defined(__AMX_BF16__)
+#define HEADRACE_TILE_ATTENTION tile_attention_part
 #define HEADRACE_TILES tile_linear, to_tiles
 #else
+#define HEADRACE_TILE_ATTENTION nullptr
 #define HEADRACE_TILES nullptr, nullptr
 #endif
 
@@ -23,6 +26,7 @@ extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* h
                                               HEADRACE_TILES,
                                               unpack_row,
                                               attention_part,
+                                              HEADRACE_TILE_ATTENTION,
                                               attention_fold,
                                               attention_finish,
                                               rms_norm,

@@ -61,6 +61,14 @@ struct TileLinear {
 constexpr int64_t kTileBlock = 32;  // rows of a block of activations, and outputs of a pair of weight groups
 
 constexpr int64_t kPart = 512;         // positions whose softmax is merged as one; parts start at multiples of it
+constexpr int64_t kScoreStride = kPart + 16;  // of rows of scores by tiles; a power of two would crowd a few sets of the nearest cache
+
+// Floats that tile_attention_part needs as scratch: keys and values of a part, 32 queries and their scores
+constexpr int64_t tile_attention_scratch(int64_t head_dim) {
+  const int64_t depth = (head_dim + 31) / 32 * 32;
+  return (kPart * (depth + head_dim) + 32 * depth) / 2 + 32 * kScoreStride;
+}
+
 constexpr int64_t kScratchRows = 128;  // of head_dim floats that attention_part needs as scratch, and one more for each state
 
 struct Attention {
@@ -95,6 +103,9 @@ struct KernelTable {
   // key/value heads [first_head, last_head). state_stride apart, by head, token and query head of the group: D sums, maximum, denominator.
   void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
                          int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
+  // The same with products in bfloat16; null where there are no tiles. scratch: tile_attention_scratch floats, aligned to a cache line
+  void (*tile_attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
+                              int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
   // `into` takes up the state of the part that follows its own
   void (*attention_fold)(float* into, const float* next, int64_t head_dim);
   void (*attention_finish)(const float* state, int64_t head_dim, float* out);

@@ -17,9 +17,8 @@ STABLE_TORCH_LIBRARY(headrace_cpu, m) {
   m.def("embedding(Tensor ids, Tensor packed, int format, int rows, int columns) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
-      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start, Tensor context_len, Tensor block_table, float scale, int "
-      "window, "
-      "float softcap) -> Tensor");
+      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start, Tensor context_len, Tensor block_table, "
+      "Tensor? prompt_tokens, float scale, int window, float softcap) -> Tensor");
   m.def("rope_write_kv(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> Tensor");
   m.def(
       "attention_add_(Tensor(a!) residual, Tensor norm_weight, float eps, Tensor qkv, int qkv_format, Tensor output, int output_format, int "

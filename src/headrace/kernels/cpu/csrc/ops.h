@@ -62,7 +62,7 @@ void layers_add_(const Tensor& residual, const std::vector<Tensor>& weights, con
 // attention_ops.cpp
 void check_rows(const int32_t* query_start, const int32_t* context_len, int64_t rows, int64_t tokens, int64_t most_context);
 Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& query_start, const Tensor& context_len,
-                       const Tensor& block_table, double scale, int64_t window, double softcap);
+                       const Tensor& block_table, const std::optional<Tensor>& prompt_tokens, double scale, int64_t window, double softcap);
 Tensor rope_write_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots);
 void attention_add_(const Tensor& residual, const Tensor& norm_weight, double eps, const Tensor& qkv, int64_t qkv_format, const Tensor& output,
                     int64_t output_format, int64_t num_heads, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,

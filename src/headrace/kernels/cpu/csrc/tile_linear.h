@@ -20,20 +20,11 @@
 #include "formats.h"
 #include "output_rows.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int64_t kTileK = 32, kTileRows = 16, kTileValues = kTileRows * kTileK;
-constexpr int kTileStride = 64, kSumStride = 32 * sizeof(float);  // bytes from a row to the next
-
-inline void configure_tiles() {
-  struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  asm volatile("ldtilecfg %0" ::"m"(config));  // the compiler's intrinsic reads 8 bytes only, as far as the compiler knows
-}
+constexpr int kSumStride = 32 * sizeof(float);  // bytes from a row to the next
 
 // Values k and k + 1 of 16 weight rows.
 inline void put_pair(uint16_t* out, F even, F odd) {
@@ -158,7 +149,7 @@ inline void tile_sums(const headrace::TileLinear& a, const uint16_t* x, const ui
     _tile_zero(3);
   }
   for (int64_t i = 0; i < steps; ++i, x += 2 * kTileValues, panel += 2 * kTileValues) {
-    asm volatile("" ::: "memory");  // what the compiler holds back for x or the panel must be there: tile loads don't say what they read
+    write_back();
     _tile_loadd(4, x, kTileStride);
     _tile_stream_loadd(6, panel, kTileStride);  // x stays in the nearest cache, and the panel passes by
     _tile_dpbf16ps(0, 4, 6);
