@@ -81,3 +81,24 @@ def test_a_wrong_flag_is_named(words: list[str], fault: str, capsys: pytest.Capt
 def test_a_rate_that_grows_needs_both_its_ends(capsys: pytest.CaptureFixture[str]):
     assert bench("serve", "--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1") != 0
     assert "--ramp-up-end-rps" in capsys.readouterr().err
+
+
+def test_a_trace_says_what_is_sent_and_when(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lines = [{"arrival": 5.0 + i / 5, "prompt_tokens": 10 + i, "output_tokens": 2 + i, "prefix": "p", "prefix_tokens": 8} for i in range(3)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with scripted_server(first_s=0.0, gap_s=0.0) as server:
+        words = ["--trace", str(tmp_path / "t.jsonl"), "--speed", "2", "--num-warmups", "0", "--save-result", "--result-dir", str(tmp_path)]
+        assert bench("serve", "--base-url", server.url, *words, "--result-filename", "r.json") == 0
+        assert bench("serve", "--base-url", server.url, *words, "--request-rate", "3") == 2
+        assert bench("serve", "--base-url", server.url, "--speed", "2") == 2
+        tenants = tmp_path / "tenants.jsonl"
+        tenants.write_text(json.dumps({"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": "a"}))
+        assert bench("serve", "--base-url", server.url, "--trace", str(tenants)) == 2
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["trace"], found["request_rate"], found["total_output_tokens"]) == ("t.jsonl", pytest.approx(15.0), 9)
+    assert [len(body["prompt"].split()) for body in server.asked] == [10, 11, 12]
+    assert len({tuple(body["prompt"].split()[:8]) for body in server.asked}) == 1
+    assert found["duration"] >= 0.2
+    err = capsys.readouterr().err
+    assert "leave --request-rate out" in err
+    assert "take the field tenant out" in err

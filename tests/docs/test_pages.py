@@ -77,6 +77,7 @@ def test_flags_exist(page: Path) -> None:
         | {flag for action in actions_of("bench") for flag in flags_of("bench", action)}
         | flags_of("doctor")
         | flags_of("plan")
+        | flags_of("tune")
     )
     known |= {"config", "resume", "output", "chat", "help"} | OTHER_TOOLS_FLAGS
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 import headrace
-from headrace.cli import batch, bench, chat, compile, doctor, generate, models, plan, serve, top
+from headrace.cli import batch, bench, chat, compile, doctor, generate, models, plan, serve, top, tune
 from headrace.errors import HeadraceError, StartError
 
-VERBS = (serve, chat, generate, batch, compile, models, top, bench, doctor, plan)
+VERBS = (serve, chat, generate, batch, compile, models, top, bench, doctor, plan, tune)
 
 EPILOG = """\
 examples:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import platform
 import secrets
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from headrace.bench.sse_client import Target
 from headrace.bench.traces import Trace, bench_request
 from headrace.bench.workload import BenchRequest
 from headrace.cli.api_client import ApiClient
+from headrace.cli.benches.provenance import machine
 from headrace.cli.config_text import config_text
 from headrace.cli.local_server import local_server
 from headrace.cli.settings import engine_options
@@ -55,7 +55,7 @@ def measured(trace: Trace, model: str | None, settings: Mapping[str, Any], path:
     flags = tuple(config_text(served).splitlines()) if served else ()
     if path is not None and path.exists():
         found = Measured.read(path)
-        if found.flags != flags or found.model != _name(model):
+        if found.flags is not None and (found.flags != flags or found.model != _name(model)):
             raise ConfigError(
                 f"--step-costs: {path} was measured of {found.model} with {', '.join(found.flags) or 'default flags'}, not of {_name(model)} with "
                 f"{', '.join(flags) or 'default flags'}. Name another file to measure."
@@ -64,33 +64,32 @@ def measured(trace: Trace, model: str | None, settings: Mapping[str, Any], path:
         found = _measure(trace, model, settings, flags)
         if path is not None:
             found.write(path)
-    config = scheduler_config(
-        trace, settings, max_model_len=found.max_model_len, num_blocks=found.num_blocks * found.block_size // int(settings.get("block-size", 16))
-    )
-    costs = fit(found.samples)
-    spread = costs.spread()
-    delays = Delays(handoff=found.handoff_s, before=found.before_s, before_token=found.before_token_s, after=found.after_s)
+    engine = simulated(found, trace, settings)
+    spread, delays = fit(found.samples).spread(), engine.delays
     around = (delays.before + delays.after) * 1e3
     assumptions = [
-        f"{found.model} on this machine ({found.machine}): {len(found.samples)} measured steps; half of them are within "
+        f"{found.model} on {found.machine}: {len(found.samples)} measured steps; half of them are within "
         f"{100 * spread['decode']:.0f} % (decodes) and {100 * spread['prompt']:.0f} % (with prompts) of the fit",
         f"beside the engine a request takes {around:.1f} ms and {delays.before_token * 1e6:.1f} us a prompt token; "
         f"{delays.handoff * 1e3:.2f} ms lie between two steps",
-        *_common(config),
+        *_common(engine.config),
     ]
-    return (
-        Engine(
-            config=config,
-            costs=lambda number: fit_of(found, number),
-            delays=delays,
-            async_scheduling=settings.get("async-scheduling", True),
-        ),
-        assumptions,
+    return engine, assumptions
+
+
+def simulated(found: Measured, trace: Trace, settings: Mapping[str, Any]) -> Engine:
+    """What was measured, with these settings of the scheduler."""
+    num_blocks = found.num_blocks * found.block_size // int(settings.get("block-size", 16))
+
+    def costs(number: int) -> Costs:
+        return fit(found.samples, noise=number)
+
+    return Engine(
+        config=scheduler_config(trace, settings, max_model_len=found.max_model_len, num_blocks=num_blocks),
+        costs=costs,
+        delays=Delays(handoff=found.handoff_s, before=found.before_s, before_token=found.before_token_s, after=found.after_s),
+        async_scheduling=settings.get("async-scheduling", True),
     )
-
-
-def fit_of(found: Measured, number: int) -> Costs:
-    return fit(found.samples, noise=number)
 
 
 def published(trace: Trace, model: str | None, settings: Mapping[str, Any], name: str) -> tuple[Engine, list[str]]:
@@ -197,7 +196,7 @@ def _measure(trace: Trace, model: str | None, settings: Mapping[str, Any], flags
             status = api.call("GET", "/v1/status")
     return Measured(
         model=_name(model),
-        machine=f"{platform.machine()}, {platform.processor() or platform.system()}",
+        machine=machine(),
         flags=flags,
         num_blocks=status["engine"]["kv_blocks"]["total"],
         block_size=int(settings.get("block-size", 16)),

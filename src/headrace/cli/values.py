@@ -104,6 +104,14 @@ def seconds(text: str) -> float:
     return float(match[1])
 
 
+def duration(text: str) -> float:
+    """Seconds: 90, 90s, 10m, 1.5h."""
+    match = re.fullmatch(NUMBER + r"\s*([smh]?)", text.strip())
+    if not match or not float(match[1]):
+        raise ValueError("use a time such as 90s, 10m or 1.5h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
 def positive_number(text: str) -> float:
     match = re.fullmatch(NUMBER, text.strip())
     if not match or not float(match[1]):

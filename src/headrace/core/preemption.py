@@ -25,14 +25,11 @@ class Preemption:
         self.num_swaps = 0
 
     def grow(self, request: Request, draft: PlanDraft) -> bool:
-        """Give a decoding request the place for its next position, by preemption where needed. False: it stalls."""
-        num_tokens = request.num_computed + 1
-        if self._kv.grow(request.table, num_tokens):
-            return True
+        """Give a decoding request, for which no block is free, the place for its next position by preemption. False: it stalls."""
         victims = self._victims(request, draft)
         for victim in victims:
             self.preempt(victim, draft)
-        return bool(victims) and self._kv.grow(request.table, num_tokens)
+        return bool(victims) and self._kv.grow(request.table, request.num_computed + 1)
 
     def _victims(self, request: Request, draft: PlanDraft) -> list[Request]:
         """The fewest youngest requests whose blocks give one free block; none where all that are younger could not give one.

@@ -185,8 +185,9 @@ class Scheduler:
                 self._plan_decode(request, draft)
 
     def _plan_decode(self, request: Request, draft: PlanDraft) -> None:
-        if self._preemption.grow(request, draft):
-            draft.decode_attended += request.num_computed + 1
+        end = request.num_computed + 1
+        if self._kv.grow(request.table, end) or self._preemption.grow(request, draft):
+            draft.decode_attended += end
             self._schedule(request, 1, draft)
             draft.num_decode_tokens += 1
 
@@ -267,7 +268,8 @@ class Scheduler:
         blocks = kv.mark_written(table, request.num_computed, num_tokens)
         self._roster.charge_computed(request, num_tokens)
         draft.schedule(request, num_tokens, blocks)
-        kv.register(table, request.token_ids, request.num_computed)
+        if kv.caching:
+            kv.register(table, request.token_ids, request.num_computed)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -316,8 +318,10 @@ class Scheduler:
         num_taken, finish_reason, stop_reason = append_tokens(request, sampled.token_ids, complete=sampled.complete)
         self._generation_tokens += num_taken
         self._roster.shares.charge(request.message.tenant, num_taken)
-        if request.state is RequestState.RUNNING:
+        if self._kv.caching and request.state is RequestState.RUNNING:
             self._kv.register(request.table, request.token_ids, request.num_computed)
+        if finish_reason is None and sampled.logprobs is None and request.has_output:
+            return TokenOutput(request_id=request.request_id, token_ids=sampled.token_ids, num_preemptions=request.num_preemptions)
         output = make_output(
             request,
             token_ids=sampled.token_ids if num_accepted == 0 else sampled.token_ids[:num_taken],

@@ -1,7 +1,7 @@
 """Measures a running server's steps while it serves.
 
-Requests like the trace's come in closed loops of more and more clients, and `/debug/trace` tells what the engine did. So steps are timed in
-service, with HTTP, tokenising and the load itself on the same machine, because that is what a step of a service takes.
+Requests like the trace's come in closed loops of more and more clients, who then stop, and `/debug/trace` tells what the engine did. So steps
+are timed in service, with HTTP, tokenising and the load itself on the same machine, because that is what a step of a service takes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from headrace.plan.costs import Sample
 
 ALONE_S = 8.0  # of one client after the other's answer, which the delays around the engine are taken from
 LEVEL_S = 5.0  # of each larger number of clients
+FULL_LEVELS = 3  # times as long with all of them: first their prompts come, then what a full service does
 ALONE_OUTPUT = 6  # tokens of an answer then
-SETTLE_S = 0.2  # before a level is recorded
 WARM_UP = 2  # requests
 LONGEST_HANDOFF_S = 0.005  # a longer gap between two steps was a wait for work
 ENGINE, REQUESTS, RUNNER = 1, 2, 2  # process and thread ids of server.perfetto
@@ -57,17 +57,9 @@ def measure(
     on_level: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """`record`: what `POST /debug/trace?seconds=` answers. `requests`: never end, and no two prompts are alike but for
-    what the trace's share: the prefix cache would answer them.
+    what the trace's share: the prefix cache would answer them. Numbers of `clients` are ascending.
     """
-    alone: list[Record] = []
-    recordings = []
-    for number, count in enumerate(clients):
-        seconds = ALONE_S if number == 0 else level_s
-        found, records = asyncio.run(_level(target, record, requests, model=model, clients=count, seconds=seconds, short=number == 0))
-        recordings.append(found)
-        if number == 0:
-            alone = records
-        on_level()
+    recordings, alone = asyncio.run(_Loops(target, record, requests, model).run(clients, level_s, on_level))
     samples = [sample for recording in recordings for sample in samples_of(recording)]
     before, before_token, after = delays_of(recordings[0], alone)
     gaps = [gap for recording in recordings for gap in handoffs(recording)]
@@ -80,37 +72,62 @@ def measure(
     )
 
 
-async def _level(
-    target: Target, record: Callable[[float], Recording], source: Iterator[BenchRequest], *, model: str, clients: int, seconds: float, short: bool
-) -> tuple[Recording, list[Record]]:
-    """A closed loop that is recorded for so many seconds; the records of requests that were sent and ended in that time."""
-    records: list[Record] = []
-    extra = {"temperature": 0.0, "ignore_eos": True}
+class _Loops:
+    """Clients that each send a request when their last one has ended. They become more while the load goes on, so that steps are also those of a
+    service in full swing, and end with the answers that are under way: these give steps without prompts, of fewer and fewer rows.
+    """
 
-    async def client() -> None:
-        while True:
-            request = next(source)
-            if short:
-                request = BenchRequest(prompt=request.prompt, max_tokens=min(request.max_tokens, ALONE_OUTPUT))
-            ended = await target.stream(body_of(request, model=model, chat=target.is_chat, extra=extra), timeout=600.0)
-            if ended.error is not None:
-                raise StartError(f"A request of the measurement failed: {ended.error}")
-            records.append(ended)
+    def __init__(self, target: Target, record: Callable[[float], Recording], requests: Iterator[BenchRequest], model: str) -> None:
+        self._target, self._record, self._requests, self._model = target, record, requests, model
+        self._tasks: list[asyncio.Task[None]] = []
+        self._alone = True
+        self._ending = False
+        self._records: list[Record] = []
 
-    for _ in range(WARM_UP):
-        await target.stream(body_of(next(source), model=model, chat=target.is_chat, extra=extra), timeout=600.0)
-    loops = [asyncio.create_task(client()) for _ in range(clients)]
-    await asyncio.sleep(SETTLE_S)
-    begin = time.monotonic()
-    recorder = asyncio.create_task(asyncio.to_thread(record, seconds))
-    done, _ = await asyncio.wait([recorder, *loops], return_when=asyncio.FIRST_COMPLETED)
-    for loop in loops:
-        loop.cancel()
-    await asyncio.gather(*loops, return_exceptions=True)
-    found = await recorder
-    for task in done - {recorder}:
-        task.result()  # why a loop ended
-    return found, [ended for ended in records if ended.sent > begin]
+    async def run(self, clients: Sequence[int], level_s: float, on_level: Callable[[], None]) -> tuple[list[Recording], list[Record]]:
+        """The recordings, and the records of requests that were sent and ended in the first of them, by one client alone."""
+        for _ in range(WARM_UP):
+            await self._send()
+        self._records.clear()
+        try:
+            self._tasks.append(asyncio.create_task(self._client()))
+            begin = time.monotonic()
+            recordings = [await self._recorded(ALONE_S)]
+            alone = [record for record in self._records if record.sent > begin]
+            self._alone = False
+            on_level()
+            for count in clients[1:]:
+                self._tasks += [asyncio.create_task(self._client()) for _ in range(count - len(self._tasks))]
+                recordings.append(await self._recorded(level_s * (FULL_LEVELS if count == clients[-1] else 1)))
+                on_level()
+            self._ending = True
+            recordings.append(await self._recorded(level_s))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        return recordings, alone
+
+    async def _recorded(self, seconds: float) -> Recording:
+        found = await asyncio.to_thread(self._record, seconds)
+        for task in self._tasks:
+            if task.done():
+                task.result()  # why a loop ended, if it failed
+        return found
+
+    async def _client(self) -> None:
+        while not self._ending:
+            self._records.append(await self._send())
+
+    async def _send(self) -> Record:
+        request = next(self._requests)
+        if self._alone:
+            request = BenchRequest(prompt=request.prompt, max_tokens=min(request.max_tokens, ALONE_OUTPUT))
+        extra = {"temperature": 0.0, "ignore_eos": True}
+        ended = await self._target.stream(body_of(request, model=self._model, chat=self._target.is_chat, extra=extra), timeout=600.0)
+        if ended.error is not None:
+            raise StartError(f"A request of the measurement failed: {ended.error}")
+        return ended
 
 
 def steps_of(recording: Recording) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ class SimulatedEngine:
         self._prompts = Prompts(distinct=config.enable_prefix_caching)
         self._params: dict[int, SamplingParams] = {}
         self._open: dict[str, Outcome] = {}
-        self._rows: dict[str, tuple[SampledRow, SampledRow]] = {}  # of requests that are under way: without a token, with one
+        self._rows: dict[str, tuple[SampledRow, SampledRow]] = {}  # by request: without a token, with one
         self._running: StepPlan | None = None
         self._ahead: StepPlan | None = None
         self._seconds = 0.0  # that the running step takes
@@ -221,7 +221,7 @@ class SimulatedEngine:
             ahead, self._ahead = self._ahead, None
             self._start(ahead, now, replay)
         known = self._rows
-        rows = tuple(known[row.request_id][row.sample] for row in plan.rows)
+        rows = tuple([known[row.request_id][row.sample] for row in plan.rows])
         outputs = self._scheduler.update(StepResult(step_id=plan.step_id, rows=rows, seconds=seconds, model_seconds=seconds), now)
         arrived, gaps = now + self._delays.after, replay.gaps
         for output in outputs:

@@ -16,6 +16,7 @@ from headrace.bench.html_reports import compare_page, serve_page
 from headrace.bench.load import Run, run_load
 from headrace.bench.report import comparison, sweep_table, table
 from headrace.bench.sse_client import Target
+from headrace.bench.traces import Trace, bench_request, load_trace
 from headrace.bench.workload import BenchRequest, arrivals, random_requests, read_requests, repeated
 from headrace.cli import values
 from headrace.cli.api_client import ApiClient
@@ -26,11 +27,13 @@ from headrace.cli.options import reader
 from headrace.errors import ConfigError, StartError
 
 URL = "http://127.0.0.1:8000"
+NUM_PROMPTS = 100
 EPILOG = """\
 examples:
   headrace bench serve                                         100 requests at once to http://127.0.0.1:8000
   headrace bench serve --request-rate 4 --num-prompts 200      a Poisson stream of 4 requests a second
   headrace bench serve --request-rate 1,2,4,8 --goodput ttft:500,tpot:50    up to the knee
+  headrace bench serve --trace requests.jsonl --speed 2        arrivals and lengths of a trace, at twice its rate
   headrace bench serve --max-concurrency 16 --save-result      a closed loop of 16 clients, and a file of results
   headrace bench compare http://a:8000 http://b:8000           two servers in turn, and the ratios
 """
@@ -64,7 +67,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--endpoint", default="/v1/completions", metavar="PATH", help="/v1/completions or /v1/chat/completions (default: %(default)s)")
     add("--model", metavar="NAME", help="model to ask for (default: the server's first)")
     add("--api-key", metavar="KEY", help="key of the server (default: $HEADRACE_API_KEY)")
-    add("--num-prompts", type=reader(values.positive_integer), default=100, metavar="N", help="requests (default: %(default)s)")
+    add("--num-prompts", type=reader(values.positive_integer), metavar="N", help="requests (default: 100, or all of --trace)")
+    add("--trace", metavar="TRACE", help="arrivals and lengths, instead of a rate and --random-...: a file, or made up as for `headrace plan`")
+    add("--speed", type=reader(values.positive_number), default=1.0, metavar="X", help="--trace at X times its rate (default: 1)")
     add(
         "--request-rate",
         type=reader(rates),
@@ -183,6 +188,9 @@ class Load:
             raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps.")
         key = args.api_key or os.environ.get("HEADRACE_API_KEY")
         self._args, self._url = args, url
+        self._trace = None if args.trace is None else _trace(args)
+        if self._trace is None and args.speed != 1.0:
+            raise ConfigError("--speed is of a --trace; without one give --request-rate.")
         self._target = Target(url, endpoint=args.endpoint, api_key=key)
         self._api = ApiClient(url, api_key=key, timeout=30.0)
         self._work: dict[str, float] | None = None  # where the server's time went during the latest run
@@ -192,6 +200,9 @@ class Load:
         """The run, and the moment of the last arrival."""
         args = self._args
         requests = self._requests()
+        if self._trace is not None:
+            moments = [request.arrival for request in self._trace.requests]
+            return asyncio.run(self._measure(requests, moments)), moments[-1]
         moments = arrivals(
             len(requests),
             rate=rate,
@@ -205,10 +216,12 @@ class Load:
 
     def _requests(self) -> list[BenchRequest]:
         args = self._args
+        if self._trace is not None:
+            return [bench_request(request, number, seed=args.seed) for number, request in enumerate(self._trace.requests)]
         if args.dataset_path is not None:
-            return list(repeated(read_requests(args.dataset_path, output_len=args.random_output_len), args.num_prompts))
+            return list(repeated(read_requests(args.dataset_path, output_len=args.random_output_len), args.num_prompts or NUM_PROMPTS))
         return random_requests(
-            args.num_prompts,
+            args.num_prompts or NUM_PROMPTS,
             input_len=args.random_input_len,
             output_len=args.random_output_len,
             range_ratio=args.random_range_ratio,
@@ -253,7 +266,25 @@ class Load:
             "base_url": self._url,
             "work_seconds": self._work,
         }
+        if self._trace is not None:
+            head |= {"trace": self._trace.name, "request_rate": len(run.records) / self._trace.seconds if self._trace.seconds else "inf"}
         return provenance() | head | figures(run, percentiles=args.metric_percentiles, goodput=args.goodput or None)
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    """Raises `ConfigError` for flags that say otherwise what is sent and when."""
+    others = {
+        "--request-rate": args.request_rate != (float("inf"),),
+        "--dataset-path": args.dataset_path,
+        "--ramp-up-strategy": args.ramp_up_strategy,
+    }
+    for flag, given in others.items():
+        if given:
+            raise ConfigError(f"--trace says what is sent and when; leave {flag} out.")
+    trace = load_trace(args.trace).first(args.num_prompts).faster(args.speed)
+    if any(request.tenant for request in trace.requests):
+        raise ConfigError("--trace: tenants cannot be replayed, since each needs a key of the server; take the field tenant out.")
+    return trace
 
 
 def _first_model(client: ApiClient, url: str) -> str:

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""How near `headrace plan` comes to a real run: a server of its own is measured, loaded with traces, and the same traces are simulated.
+
+    python scripts/plan_accuracy.py
+    python scripts/plan_accuracy.py --trace poisson:rate=1,prompt=256,output=32,requests=400,sigma=0.5 --save accuracy.json -- --max-num-seqs 16
+
+Three loads: the trace at so many times (`--loads`) the rate that the simulation says the machine can just keep up with, each for `--seconds` of
+arrivals. Figures of both sides and their ratio are printed, and beside them what the simulation makes of the steps that were timed in that very run:
+the difference between the two is how much the machine changed in between. What stands after `--` are flags of `headrace serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from own_server import own_server
+from plain_http import get_text
+
+from headrace.bench.figures import figures
+from headrace.bench.load import Run, run_load
+from headrace.bench.sse_client import Target
+from headrace.bench.traces import Trace, bench_request, load_trace
+from headrace.cli.api_client import ApiClient
+from headrace.cli.benches.provenance import machine
+from headrace.cli.options import SERVE_GROUPS, add_options
+from headrace.cli.plan_engine import prompts, simulated
+from headrace.cli.settings import merge
+from headrace.plan.costs import Measured, fit
+from headrace.plan.fleet import replay
+from headrace.plan.measure import Recording, handoffs, levels, measure, samples_of
+
+TRACE = "poisson:rate=1,prompt=96,output=40,requests=2000,sigma=0.6"
+MOST_RECORDED_S = 60.0
+SHOWN = (
+    ("request_throughput", "requests/s"),
+    ("output_throughput", "output tokens/s"),
+    ("median_ttft_ms", "TTFT p50, ms"),
+    ("p95_ttft_ms", "TTFT p95, ms"),
+    ("median_itl_ms", "ITL p50, ms"),
+    ("p95_itl_ms", "ITL p95, ms"),
+    ("median_e2el_ms", "E2EL p50, ms"),
+    ("p95_e2el_ms", "E2EL p95, ms"),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    trace = load_trace(args.trace)
+    settings = merge(args.flags, {})
+    with own_server(args.serve) as server:
+        target, api = Target(server.url), ApiClient(server.url)
+        record = lambda seconds: api.call("POST", f"/debug/trace?seconds={seconds:g}")  # noqa: E731
+        model = json.loads(get_text(server.url, "/v1/models"))["data"][0]["id"]
+        found = measure(
+            target,
+            record,
+            prompts(trace),
+            model=model,
+            clients=levels(int(settings.get("max-num-seqs", 64))),
+            level_s=args.level_seconds,
+        )
+        status = api.call("GET", "/v1/status")
+        measured = Measured(
+            model=model,
+            machine=machine(),
+            flags=tuple(args.serve),
+            num_blocks=status["engine"]["kv_blocks"]["total"],
+            block_size=int(settings.get("block-size", 16)),
+            max_model_len=status["max_model_len"],
+            handoff_s=found.handoff_s,
+            before_s=found.before_s,
+            before_token_s=found.before_token_s,
+            after_s=found.after_s,
+            samples=found.samples,
+        )
+        engine = simulated(measured, trace, settings)
+        burst = Trace(name="all at once", requests=tuple(dataclasses.replace(request, arrival=0.0) for request in trace.requests[:200]))
+        full = replay(burst, engine, 1)
+        assert full is not None
+        capacity = full.figures()["request_throughput"]
+        print(f"{measured.machine}: {len(measured.samples)} measured steps, {capacity:.2f} requests/s when all come at once", flush=True)
+        saved: list[dict[str, Any]] = []
+        for number, load in enumerate(args.loads):
+            part = scaled(trace, load * capacity, args.seconds)
+            run, recording = asyncio.run(_run(target, part, model, record, seed=7 + number))
+            real = figures(run)
+            own = dataclasses.replace(measured, samples=tuple(samples_of(recording)), handoff_s=statistics.median(handoffs(recording)))
+            planned = [replay(part, simulated(costs, part, settings), 1) for costs in (measured, own)]
+            found_figures = [fleet.figures() for fleet in planned if fleet is not None]
+            fitted = fit(measured.samples, noise=None)
+            drift = sum(sample.seconds for sample in own.samples) / sum(fitted.seconds(sample.shape) for sample in own.samples)
+            print(f"steps took {drift:.2f} times as long as those of their size that were measured before")
+            print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *found_figures), flush=True)
+            records = [dataclasses.asdict(entry) | {"text": ""} for entry in run.records]
+            saved.append(
+                {
+                    "load": load,
+                    "real": real,
+                    "planned": found_figures[0],
+                    "with_own_steps": found_figures[1],
+                    "records": records,
+                    "trace": dataclasses.asdict(part),
+                    "steps": [dataclasses.asdict(sample) for sample in own.samples],
+                }
+            )
+    if args.save:
+        measured.write(args.save.with_suffix(".costs.json"))
+        args.save.write_text(json.dumps(saved))
+    return 0
+
+
+def scaled(trace: Trace, rate: float, seconds: float) -> Trace:
+    """The trace at so many requests a second, as far as it goes in that time."""
+    faster = trace.faster(rate * trace.seconds / len(trace.requests))
+    return dataclasses.replace(faster, requests=tuple(request for request in faster.requests if request.arrival < seconds))
+
+
+async def _run(target: Target, trace: Trace, model: str, record: Callable[[float], Recording], *, seed: int) -> tuple[Run, Recording]:
+    """The load, and what the server recorded of it. `seed`: of the words, which the prefix cache must not have seen."""
+    recorder = asyncio.create_task(asyncio.to_thread(record, min(MOST_RECORDED_S, trace.seconds)))
+    requests = [bench_request(request, number, seed=seed) for number, request in enumerate(trace.requests)]
+    moments = [request.arrival for request in trace.requests]
+    run = await run_load(target, requests, moments, model=model, extra={"temperature": 0.0, "ignore_eos": True})
+    return run, await recorder
+
+
+def table(head: str, real: dict[str, Any], planned: dict[str, Any], own: dict[str, Any]) -> str:
+    lines = [f"{head:<40}{'real':>10}{'planned':>10}{'ratio':>8}{'own steps':>11}{'ratio':>8}"]
+    for key, words in SHOWN:
+        least = max(real[key], 1e-9)
+        lines.append(f"  {words:<38}{real[key]:>10.2f}{planned[key]:>10.2f}{planned[key] / least:>8.3f}{own[key]:>11.2f}{own[key] / least:>8.3f}")
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    words = sys.argv[1:] if arguments is None else arguments
+    own, serve = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--trace", default=TRACE, help="whose lengths and gaps are used (default: %(default)s)")
+    loads = {"type": lambda text: [float(part) for part in text.split(",")], "default": [0.4, 0.85, 1.5]}
+    parser.add_argument("--loads", **loads, metavar="X,X", help="times what the machine just keeps up with (default: 0.4,0.85,1.5)")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals in each load (default: 40)")
+    parser.add_argument("--level-seconds", type=float, default=5.0, help="of each number of clients that steps are measured with (default: 5)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="all figures and records as JSON, and beside it the measured steps")
+    args = parser.parse_args(own)
+    args.serve = serve
+    flags = argparse.ArgumentParser(prog="plan_accuracy.py -- ...")
+    add_options(flags, SERVE_GROUPS)
+    args.flags = flags.parse_args(serve)
+    return args
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
