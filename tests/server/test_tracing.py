@@ -152,6 +152,13 @@ async def test_embeddings(traced: World, tracing: Tracing, spans: Spans):
     assert len(spans.named("prefill")) == 2
 
 
+async def test_a_long_list_does_not_flood_the_collector(traced: World, tracing: Tracing, spans: Spans):
+    assert (await traced.post("/v1/embeddings", {"input": [f"text {number}" for number in range(20)]})).status_code == 200
+    await flushed(tracing)
+    assert attributes(spans.one("embeddings tiny"))["headrace.choices_left_out"] == 4
+    assert len(spans.named("prefill")) == 16
+
+
 async def test_grpc(tokenizer: Tokenizer, tracing: Tracing, spans: Spans):
     world = World(tokenizer, tracing=tracing)
     port = Port(world)

@@ -27,6 +27,7 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
+MAX_TIMELINES = 16  # of the choices or texts of one request that are drawn
 SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 
 
@@ -52,7 +53,7 @@ class RequestSpan:
         self._operation = operation
         self._arrival = arrival
         self._submitted: float | None = None  # all of it monotonic seconds
-        self._queued: float | None = None
+        self._num_timelines = 0
         self._text, self._writes = _Extent(), _Extent()
         self._num_bytes = 0
         self._error: str | None = None
@@ -104,14 +105,17 @@ class RequestSpan:
         self._text.add(begin, end)
 
     def computed(self, timeline: Timeline) -> None:
+        self._num_timelines += 1
+        if self._num_timelines > MAX_TIMELINES:
+            self._span.set({"headrace.choices_left_out": self._num_timelines - MAX_TIMELINES})
+            return
         choice = {"headrace.request_id": timeline.request_id}
         first = timeline.chunks[0].started if timeline.chunks else timeline.decode_begin
         submitted = self._arrival if self._submitted is None else self._submitted
         until = time.monotonic() if first is None else first
         self._span.child("queue", submitted, until, choice)
-        if self._queued is None:
-            self._queued = until - submitted
-            self._span.set({"gen_ai.latency.time_in_queue": self._queued})
+        if self._num_timelines == 1:
+            self._span.set({"gen_ai.latency.time_in_queue": until - submitted})
         for chunk in timeline.chunks:
             place = {"headrace.position": chunk.start, "headrace.tokens": chunk.num_tokens}
             self._span.child("prefill", chunk.started, chunk.ended, choice | place)

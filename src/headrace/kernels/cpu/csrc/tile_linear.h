@@ -13,7 +13,10 @@
 
 #if defined(__AMX_BF16__)
 
+#include <type_traits>
+
 #include "elementwise.h"
+#include "float_linear.h"
 #include "formats.h"
 #include "output_rows.h"
 #include "simd.h"
@@ -101,10 +104,44 @@ void unpack_weight_group(const headrace::TileLinear& a, int64_t group, uint16_t*
   }
 }
 
+inline uint16_t* tile_row(uint16_t* tiles, int64_t k, int64_t row) {
+  const int64_t steps = (k + kTileK - 1) / kTileK;
+  return tiles + row / 32 * steps * 2 * kTileValues + row % 32 * kTileK;
+}
+
+// Sums of one block of activation rows and one pair of groups, [32, 32], on their way out of the tiles. Their last steps are made a few rows at a
+// time, between the products of the next block: these keep the tile unit busy and little else.
+struct Finished {
+  const float* sums = nullptr;
+  int64_t pair = 0, first = 0, row = 0, rows = 0;  // activation row of the first, the next of `rows` to go
+};
+
+enum class Way { kGated, kStore, kAdd, kAny };  // kStore, kAdd: no bias, and all 32 outputs are there
+
+template <Way way>
+inline void put_some(const headrace::TileLinear& a, Finished& f, int64_t count) {
+  const int64_t end = f.row + count < f.rows ? f.row + count : f.rows;
+  for (; f.row < end; ++f.row) {
+    const F low = load(f.sums + 32 * f.row), high = load(f.sums + 32 * f.row + 16);
+    if constexpr (way == Way::kGated) {
+      uint16_t* to = tile_row(a.gated, a.rows / 2, f.first + f.row) + f.pair / 2 * 2 * kTileValues + f.pair % 2 * 16;
+      _mm256_store_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(silu(low) * high));
+    } else if constexpr (way == Way::kAny) {
+      const int64_t token = a.tokens[f.first + f.row], row = 2 * f.pair * kGroupRows;
+      put_rows(a, row, token, low);
+      if (row + kGroupRows < a.rows) put_rows(a, row + kGroupRows, token, high);
+    } else {
+      float* to = a.out + a.tokens[f.first + f.row] * a.out_stride + 32 * f.pair;
+      store(to, way == Way::kAdd ? load(to) + low : low);
+      store(to + 16, way == Way::kAdd ? load(to + 16) + high : high);
+    }
+  }
+}
+
 // One block of activation rows, or its first half, times one pair of groups. sums: [32, 32]
-template <bool both_halves>
-inline void tile_sums(const uint16_t* x, const uint16_t* panel, int64_t steps, float* sums) {
-  write_back();
+template <Way way, bool both_halves>
+inline void tile_sums(const headrace::TileLinear& a, const uint16_t* x, const uint16_t* panel, int64_t steps, float* sums, Finished& before) {
+  const int64_t share = (before.rows + steps - 1) / steps;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (both_halves) {
@@ -112,16 +149,18 @@ inline void tile_sums(const uint16_t* x, const uint16_t* panel, int64_t steps, f
     _tile_zero(3);
   }
   for (int64_t i = 0; i < steps; ++i, x += 2 * kTileValues, panel += 2 * kTileValues) {
+    write_back();
     _tile_loadd(4, x, kTileStride);
-    _tile_loadd(6, panel, kTileStride);
+    _tile_stream_loadd(6, panel, kTileStride);  // x stays in the nearest cache, and the panel passes by
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, panel + kTileValues, kTileStride);
+    _tile_stream_loadd(7, panel + kTileValues, kTileStride);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (both_halves) {
       _tile_loadd(5, x + kTileValues, kTileStride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    put_some<way>(a, before, share);
   }
   _tile_stored(0, sums, kSumStride);
   _tile_stored(1, sums + 16, kSumStride);
@@ -131,13 +170,30 @@ inline void tile_sums(const uint16_t* x, const uint16_t* panel, int64_t steps, f
   }
 }
 
-inline uint16_t* tile_row(uint16_t* tiles, int64_t k, int64_t row) {
-  const int64_t steps = (k + kTileK - 1) / kTileK;
-  return tiles + row / 32 * steps * 2 * kTileValues + row % 32 * kTileK;
+// The panel's weights times the blocks of activation rows.
+template <Way way>
+void panel_times(const headrace::TileLinear& a, int64_t first_pair, int64_t last_pair, int64_t first_block, int64_t last_block, const uint16_t* panel) {
+  const int64_t steps = (a.columns + kTileK - 1) / kTileK, pair_values = steps * 2 * kTileValues;
+  alignas(64) float sums[2][32 * 32];
+  Finished before;
+  int turn = 0;
+  for (int64_t block = first_block; block < last_block; ++block) {
+    const int64_t first = block * 32, rows = a.count - first < 32 ? a.count - first : 32;
+    for (int64_t pair = first_pair; pair < last_pair; ++pair, turn ^= 1) {
+      const uint16_t *x = a.x + block * pair_values, *weights = panel + (pair - first_pair) * pair_values;
+      if (rows > kTileRows) {
+        tile_sums<way, true>(a, x, weights, steps, sums[turn], before);
+      } else {
+        tile_sums<way, false>(a, x, weights, steps, sums[turn], before);
+      }
+      before = {sums[turn], pair, first, 0, rows};
+    }
+  }
+  put_some<way>(a, before, before.rows);
 }
 
 void tile_linear(const headrace::TileLinear& a, int64_t first_pair, int64_t last_pair, int64_t first_block, int64_t last_block, uint16_t* panel) {
-  const int64_t steps = (a.columns + kTileK - 1) / kTileK, pair_values = steps * 2 * kTileValues;
+  const int64_t pair_values = (a.columns + kTileK - 1) / kTileK * 2 * kTileValues;
   const int64_t groups = (a.rows + kGroupRows - 1) / kGroupRows, apart = a.gated ? groups / 2 : 1;
   for (int64_t pair = first_pair; pair < last_pair; ++pair) {
     const int64_t group = a.gated ? pair : 2 * pair;
@@ -146,28 +202,14 @@ void tile_linear(const headrace::TileLinear& a, int64_t first_pair, int64_t last
     if (group + apart < groups) unpack_weight_group(a, group + apart, out + kTileValues);  // else what stands there makes sums that nobody takes
   }
   configure_tiles();
-  alignas(64) float sums[32 * 32];
-  for (int64_t block = first_block; block < last_block; ++block) {
-    const int64_t first = block * 32, rows = a.count - first < 32 ? a.count - first : 32;
-    for (int64_t pair = first_pair; pair < last_pair; ++pair) {
-      const uint16_t *x = a.x + block * pair_values, *weights = panel + (pair - first_pair) * pair_values;
-      if (rows > kTileRows) {
-        tile_sums<true>(x, weights, steps, sums);
-      } else {
-        tile_sums<false>(x, weights, steps, sums);
-      }
-      for (int64_t r = 0; r < rows; ++r) {
-        const F low = load(sums + 32 * r), high = load(sums + 32 * r + 16);
-        if (a.gated) {
-          uint16_t* to = tile_row(a.gated, a.rows / 2, first + r) + pair / 2 * 2 * kTileValues + pair % 2 * 16;
-          _mm256_store_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(silu(low) * high));
-        } else {
-          const int64_t token = a.tokens[first + r];
-          put_rows(a, 2 * pair * kGroupRows, token, low);
-          if (2 * pair + 1 < groups) put_rows(a, (2 * pair + 1) * kGroupRows, token, high);
-        }
-      }
-    }
+  if (a.gated) {
+    panel_times<Way::kGated>(a, first_pair, last_pair, first_block, last_block, panel);
+  } else if (a.bias || a.rows % 32) {
+    panel_times<Way::kAny>(a, first_pair, last_pair, first_block, last_block, panel);
+  } else if (a.accumulate) {
+    panel_times<Way::kAdd>(a, first_pair, last_pair, first_block, last_block, panel);
+  } else {
+    panel_times<Way::kStore>(a, first_pair, last_pair, first_block, last_block, panel);
   }
   _tile_release();
 }

@@ -9,9 +9,10 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kPanelBytes = 384 << 10;    // of unpacked weights that a thread holds: they fit the second cache beside activations
-constexpr int64_t kFeedForwardRows = 480;     // whose wide activations are held at once
-constexpr int64_t kConversionGrain = 16384;   // values
+constexpr int64_t kPanelBytes = 1 << 20;     // of unpacked weights that a thread holds: they stay in the second cache
+constexpr int64_t kRowsAPanel = 1024;        // activation rows that a panel is unpacked for, where there are more
+constexpr int64_t kFeedForwardRows = 480;    // whose wide activations are held at once
+constexpr int64_t kConversionGrain = 16384;  // values
 
 const int32_t* counting(int64_t n) {  // 0, 1, 2, ..
   static thread_local std::vector<int32_t> numbers;
@@ -33,15 +34,20 @@ const uint16_t* tiles_of(int64_t count, int64_t k, Scratch& scratch, const RowOf
   return tiles;
 }
 
+// Pieces of work: some pairs of weight groups, unpacked once, times a part of the activation rows, large enough for that to be worth it.
 void multiply_tiles(const TileLinear& args) {
   const int64_t pair_values = (args.columns + 31) / 32 * 1024, groups = (args.rows + kGroupRows - 1) / kGroupRows;
   const int64_t pairs = args.gated ? groups / 2 : (groups + 1) / 2, blocks = (args.count + kTileBlock - 1) / kTileBlock;
+  const int64_t parts = std::max<int64_t>(args.count / kRowsAPanel, 1), blocks_a_part = (blocks + parts - 1) / parts;
   const int64_t shares = torch::stable::get_num_threads() * 4, fit = std::max<int64_t>(kPanelBytes / (pair_values * 2), 1);
-  const int64_t grain = std::min(fit, (pairs + shares - 1) / shares);
-  parallel_items(pairs, grain, [&](int64_t begin, int64_t end) {
-    static thread_local Scratch panel;
-    for (int64_t first = begin; first < end; first += grain)  // one thread alone gets all of them at once
-      kernels().tile_linear(args, first, std::min(first + grain, end), 0, blocks, panel.get<uint16_t>(grain * pair_values));
+  const int64_t grain = std::min(fit, (pairs * parts + shares - 1) / shares), panels = (pairs + grain - 1) / grain;
+  parallel_items(panels * parts, 1, [&](int64_t begin, int64_t end) {
+    static thread_local Scratch scratch;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t pair = i % panels * grain, block = i / panels * blocks_a_part;
+      kernels().tile_linear(args, pair, std::min(pair + grain, pairs), block, std::min(block + blocks_a_part, blocks),
+                            scratch.get<uint16_t>(grain * pair_values));
+    }
   });
 }
 
