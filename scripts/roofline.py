@@ -6,8 +6,9 @@
 
 The limit of a step is the larger of two times: the bytes it must read over what all threads read a second, and its multiply-adds over what
 they can make a second, those of weights in blocks, those in float32 and those of bfloat16 tiles (AMX: the tokens of prompts) one after the
-other. The ceilings are measured first, on the same threads with the instructions of the kernels (`roofline_peaks.cpp`). Our time is that of a whole step in the engine (inputs, model, sampling), the fastest of many:
-others on the machine make the rest. What stands after `--` are flags of `headrace serve`; the default is `--quantization gguf`.
+other. The ceilings are measured first, on the same threads with the instructions of the kernels (`roofline_peaks.cpp`). Our time is that of a
+whole step in the engine (inputs, model, sampling), the fastest of many: others on the machine make the rest. What stands after `--` are flags
+of `headrace serve`; the default is `--quantization gguf`.
 """
 
 from __future__ import annotations
@@ -186,9 +187,8 @@ def main() -> None:
     flags = parser.parse_args().flags or ["--quantization", "gguf"]
     ceilings, rows, isa = measure(config_of([*flags, *FIXED_FLAGS]))
     print(f"{isa}, {torch.get_num_threads()} threads; they read {ceilings.read / 1e9:.1f} GB/s and make, in billions a second,")
-    print(
-        f"{ceilings.packed / 1e9:.0f} multiply-adds with weights in blocks, {ceilings.floats / 1e9:.0f} in float32 or {ceilings.tiles / 1e9:.0f} by tiles.\n"
-    )
+    print(f"{ceilings.packed / 1e9:.0f} multiply-adds with weights in blocks, {ceilings.floats / 1e9:.0f} in float32", end=" or ")
+    print(f"{ceilings.tiles / 1e9:.0f} by tiles.\n")
     print(table(ceilings, rows))
 
 
