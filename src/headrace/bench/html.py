@@ -141,17 +141,19 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str,
     if mark is not None:
         x, _ = place(mark[0], 0)
         parts.append(f'<path class="grid" stroke-dasharray="4 3" d="M{x:.1f} {_TOP}V{bottom}"/>')
-        parts.append(f'<text x="{x + 5:.1f}" y="{_TOP + 10}">{escape(mark[1])}</text>')
-    ends: list[float] = []
+        side, anchor = (-5, "end") if x > _WIDTH / 2 else (5, "start")  # names of curves stand at the right
+        parts.append(f'<text x="{x + side:.1f}" y="{bottom - 6}" text-anchor="{anchor}">{escape(mark[1])}</text>')
+    ends = []
     for colour, (name, curve) in zip(SERIES, series.items(), strict=False):
         way = [place(x, y) for x, y in curve]
         parts.append(f'<path class="curve" style="stroke:var(--{colour})" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in way)}"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" style="fill:var(--{colour})"/>' for x, y in (way if len(way) <= 20 else [])]
-        x, y = way[-1]
-        while any(abs(y - other) < 15 for other in ends):  # names must not lie on each other
-            y += 15
-        ends.append(y)
-        parts.append(f'<text class="end" x="{x + 8:.1f}" y="{y + 4:.1f}" style="fill:var(--{colour})">{escape(name)}</text>')
+        ends.append((way[-1][1], way[-1][0], colour, name))
+    below = 0.0
+    ends.reverse()
+    for y, x, colour, name in sorted(ends, key=lambda end: round(end[0])):  # the last one on top where they meet
+        below = max(y, below + 15)  # names must not lie on each other
+        parts.append(f'<text class="end" x="{x + 8:.1f}" y="{below + 4:.1f}" style="fill:var(--{colour})">{escape(name)}</text>')
     label = f"{y_label} against {x_label}" + "".join(f", {name}" for name in series if name)
     return (
         f'<figure style="margin:0"><figcaption>{escape(y_label)}</figcaption><div class="wide"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '

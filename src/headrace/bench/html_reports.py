@@ -81,7 +81,7 @@ def serve_page(results: Sequence[tuple[float, int, float, dict[str, Any]]], samp
     if several:
         lead = "It keeps up with none of these rates." if at is None else f"It keeps up with up to {at:g} requests a second."
         rates = [rate for rate, *_ in results]
-        mark = None if at is None else (at, "keeps up")
+        mark = None if at is None else (at, f"keeps up with {at:g}/s")
         for metric in ("ttft", "e2el", "itl"):
             curve = {f"P{p}": [(rate, v[f"p{p}_{metric}_ms"]) for rate, v in zip(rates, found, strict=True)] for p in (95, 99)}
             curve = {"P50": [(rate, v[f"median_{metric}_ms"]) for rate, v in zip(rates, found, strict=True)]} | curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli.benches import fragmentation, ladder, load, step
+from headrace.cli.benches import eager_compiled, fragmentation, ladder, load, step
 
 EPILOG = """\
 examples:
@@ -24,5 +24,5 @@ def add_parser(verbs: Any) -> None:
         "bench", help="measure a server, or a part of one", description="Measures a server from outside, or parts of one inside.", epilog=EPILOG
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for group in (load, ladder, step, fragmentation):
+    for group in (load, ladder, step, fragmentation, eager_compiled):
         group.add_actions(actions)
