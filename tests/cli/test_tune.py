@@ -21,6 +21,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "model").mkdir()
     model = write_model(tmp_path / "model", eos_every=0, step_seconds=0.02)
     files = ["--output", str(tmp_path / "tuned.yaml"), "--state", str(tmp_path / "trials.json"), "--json", str(tmp_path / "tune.json")]
+    files += ["--html", str(tmp_path / "tune.html")]
     load = ["--trace", "burst:prompt=8,output=8,requests=12", "--runner-factory", "tests.server.fakes:make_runner"]
     return ["tune", str(model), *files, *load]
 
@@ -42,6 +43,9 @@ def test_the_best_settings_are_written_and_a_stopped_search_goes_on(words: list[
     assert found["best"]["settings"] == {"max-num-seqs": 12, "block-size": 16}
     assert found["best"]["score"] == max(trial["score"] for trial in trials)
     assert "<- best" in out
+    page = (tmp_path / "tune.html").read_text()
+    assert "<svg" in page
+    assert "max-num-seqs 12" in page
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from headrace.cli.settings import engine_options
 from headrace.config import EngineConfig, SchedulerConfig
 from headrace.errors import ConfigError
 from headrace.plan import devices
-from headrace.plan.costs import Costs, Measured, fit
+from headrace.plan.costs import Measured, fit
 from headrace.plan.fleet import Engine
 from headrace.plan.measure import LEVEL_S, levels, measure
 from headrace.plan.simulator import Delays
@@ -80,13 +80,10 @@ def measured(trace: Trace, model: str | None, settings: Mapping[str, Any], path:
 def simulated(found: Measured, trace: Trace, settings: Mapping[str, Any]) -> Engine:
     """What was measured, with these settings of the scheduler."""
     num_blocks = found.num_blocks * found.block_size // int(settings.get("block-size", 16))
-
-    def costs(number: int) -> Costs:
-        return fit(found.samples, noise=number)
-
+    fitted = fit(found.samples)
     return Engine(
         config=scheduler_config(trace, settings, max_model_len=found.max_model_len, num_blocks=num_blocks),
-        costs=costs,
+        costs=fitted.with_noise,  # each engine has a seed of its own
         delays=Delays(handoff=found.handoff_s, before=found.before_s, before_token=found.before_token_s, after=found.after_s),
         async_scheduling=settings.get("async-scheduling", True),
     )

@@ -20,6 +20,7 @@ from headrace.cli.tune_trial import Trials
 from headrace.errors import ConfigError, StartError
 from headrace.plan.search import search
 from headrace.plan.slo import parse_slo
+from headrace.plan.tune_page import tune_page
 from headrace.plan.tuning import TrialBook, TrialResult, best_start, report
 
 DEFAULT_TRACE = "burst:prompt=128,output=64,requests=64,sigma=0.5"
@@ -68,6 +69,7 @@ def add_parser(verbs: Any) -> None:
     add("--output", type=Path, default=Path("tuned.yaml"), metavar="FILE", help="where the best settings go (default: %(default)s)")
     add("--state", type=Path, default=Path("tune-trials.json"), metavar="FILE", help="where the trials are kept (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    add("--html", type=Path, metavar="FILE", help="write the report as one HTML file with plots")
     add("--config", metavar="FILE", help="YAML file of `headrace serve` with settings that stay; flags on the command line win over it")
     add_options(parser, ENGINE_GROUPS)
     parser.set_defaults(run=run)
@@ -104,6 +106,9 @@ def run(args: argparse.Namespace) -> int:
         raise StartError(f"No server serves with these settings: {best.error if best else 'there was no time for a trial'}")
     print(report(axes, best, book.trials, args.slo))
     _write(args, model, fixed, best, book)
+    if args.html is not None:
+        args.html.write_text(tune_page(axes, best, book.trials, args.slo, provenance()), encoding="utf-8")
+        print(f"written: {args.html}")
     return 0
 
 

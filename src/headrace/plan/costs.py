@@ -178,8 +178,9 @@ class FittedCosts:
         pool = self._pools[kind] = tuple(found) or (1.0,)
         return pool
 
-    def without_noise(self) -> FittedCosts:
-        return FittedCosts(self._knots, self._weights, self._ratios, noise=None)
+    def with_noise(self, noise: int | None) -> FittedCosts:
+        """The same fit with another seed, or without noise."""
+        return FittedCosts(self._knots, self._weights, self._ratios, noise=noise)
 
     def spread(self) -> dict[str, float]:
         """How far measured steps are from fitted ones: the middle of |ratio - 1|, of steps of decodes and of steps with prompts."""

@@ -96,7 +96,7 @@ def pieces(cuts: list[int]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"logit_softcap": 5.0}], ids=str)
-@pytest.mark.parametrize("group", [3, 16])
+@pytest.mark.parametrize("group", [1, 3, 16])
 def test_a_token_does_not_depend_on_batch_chunks_or_threads(group, options):
     """A prompt of 1,200 tokens: at once, in chunks of any size, and token by token beside other rows."""
     last = 1200

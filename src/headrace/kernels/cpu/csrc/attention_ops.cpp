@@ -7,9 +7,9 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kQueryTile = 32;                       // tokens of a row that share the walk over its context
-constexpr int64_t kTiledLeast = 32, kTiledMost = 128;    // by tiles: more tokens share what keys and values take to convert
-constexpr int64_t kNoSlot = -1;                          // of a token that is padding: its keys and values are stored nowhere
+constexpr int64_t kQueryTile = 32;                     // tokens of a row that share the walk over its context
+constexpr int64_t kTiledLeast = 32, kTiledMost = 128;  // by tiles: more tokens share what it takes to convert keys and values
+constexpr int64_t kNoSlot = -1;                        // of a token that is padding: its keys and values are stored nowhere
 
 struct Item {  // tokens [first, last) of one row, whose positions start at `position`
   int64_t row, first, last, position, first_part, parts;
@@ -166,7 +166,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
   const FloatOut to(y, "q", out);
   const int32_t *starts = int32_data(query_start, rows + 1, "query_start"), *lens = int32_data(context_len, rows, "context_len");
   check_rows(starts, lens, rows, q.size(0), block_table.size(1) * args.block_size);
-  const int32_t* tiled = tokens_of_step(query_start, prompt_tokens, q.size(0)).prompts.count ? int32_data(*prompt_tokens, rows, "prompt_tokens") : nullptr;
+  const bool by_tiles = tokens_of_step(query_start, prompt_tokens, q.size(0)).prompts.count > 0;
+  const int32_t* tiled = by_tiles ? int32_data(*prompt_tokens, rows, "prompt_tokens") : nullptr;
   attend(args, {starts, lens, tiled, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), to.data);
   std::fill(to.data + starts[rows] * q.size(1) * q.size(2), to.data + q.numel(), 0.0f);
   to.store();

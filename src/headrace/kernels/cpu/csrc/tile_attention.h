@@ -155,15 +155,29 @@ inline F power(F x) {
   return _mm512_scalef_ps(p, x);  // p * 2 ** floor(x)
 }
 
-// Scores of positions [from, to), fewer than 32, become those of nobody.
+// Scores of positions [from, to) become those of nobody.
 inline void hide(float* scores, int64_t from, int64_t to) {
-  for (; from < to; from += W) _mm512_mask_storeu_ps(scores + from, to - from >= W ? 0xffff : (__mmask16)((1 << (to - from)) - 1), set1(kNegativeInfinity));
+  for (; from < to; from += W) {
+    const auto lanes = (__mmask16)(to - from < W ? (1 << (to - from)) - 1 : 0xffff);
+    _mm512_mask_storeu_ps(scores + from, lanes, set1(kNegativeInfinity));
+  }
+}
+
+// Weights of positions [from, to), a multiple of 32
+inline void clear(uint16_t* weights, int64_t from, int64_t to) {
+  for (; from < to; from += kTileK) _mm512_storeu_si512(weights + from, _mm512_setzero_si512());
 }
 
 // Scores of a row, of which it sees [begin, end), become bfloat16 weights in [low, high), 0 where it sees nothing. state_end: maximum, denominator.
 inline void tile_softmax(const Attention& a, float* scores, int64_t begin, int64_t end, int64_t low, int64_t high, float* state_end) {
-  const int64_t b = begin / kTileK * kTileK, e = (end + kTileK - 1) / kTileK * kTileK;
   uint16_t* weights = (uint16_t*)scores;
+  if (begin >= end) {  // its neighbours in the block see some of the part, it does not
+    clear(weights, low, high);
+    state_end[0] = kNegativeInfinity;
+    state_end[1] = 0.0f;
+    return;
+  }
+  const int64_t b = begin / kTileK * kTileK, e = (end + kTileK - 1) / kTileK * kTileK;
   if (a.softcap != 0.0f) {  // c * tanh(s / c), where tanh(t) = 1 - 2 / (e ** 2t + 1)
     for (int64_t j = b; j < e; j += W)
       store(scores + j, set1(a.softcap) - set1(2.0f * a.softcap) / (vexp(load(scores + j) * set1(2.0f / a.softcap)) + set1(1.0f)));
@@ -186,18 +200,18 @@ inline void tile_softmax(const Attention& a, float* scores, int64_t begin, int64
     total = _mm512_dpbf16_ps(total, both, ones);  // what was rounded: the weights that values get sum to one
     _mm512_storeu_si512(weights + j, (__m512i)both);
   }
-  for (int64_t j = low; j < b; j += kTileK) _mm512_storeu_si512(weights + j, _mm512_setzero_si512());
-  for (int64_t j = e; j < high; j += kTileK) _mm512_storeu_si512(weights + j, _mm512_setzero_si512());
+  clear(weights, low, b);
+  clear(weights, e, high);
   state_end[0] = maximum;
   state_end[1] = lane_sum(total);
 }
 
 // Tile C of sums to the states' rows; fewer than 16 go by way of `spare`.
-#define HEADRACE_SUMS_TO(C, rows, to)                                           \
-  if ((rows) >= kTileRows) {                                                    \
-    _tile_stored(C, to, state_stride * 4);                                      \
-  } else {                                                                      \
-    _tile_stored(C, spare, kTileStride);                                                 \
+#define HEADRACE_SUMS_TO(C, rows, to)                                                                 \
+  if ((rows) >= kTileRows) {                                                                          \
+    _tile_stored(C, to, state_stride * 4);                                                            \
+  } else {                                                                                            \
+    _tile_stored(C, spare, kTileStride);                                                              \
     for (int64_t r = 0; r < (rows); ++r) store((to) + r * state_stride, load(spare + r * kTileRows)); \
   }
 
@@ -240,7 +254,7 @@ inline void weigh_tiles(const float* scores, const uint16_t* values, int64_t hea
 }
 #undef HEADRACE_SUMS_TO
 
-// As attention_part. scratch: tile_scratch floats, aligned to a cache line
+// As attention_part. scratch: tile_attention_scratch floats, aligned to a cache line
 void tile_attention_part(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
                          int64_t position, float* state, int64_t state_stride, float* scratch) {
   const int64_t head_dim = a.head_dim, depth = depth_of(head_dim), group = a.num_heads / a.num_kv_heads, tokens = last - first, rows = tokens * group;
@@ -278,15 +292,14 @@ void tile_attention_part(const Attention& a, const int32_t* blocks, int64_t firs
       }
       tile_queries(a, head, first, row, n, queries);
       write_back();
-      if (n > kTileRows) tile_scores<2>(queries, keys, depth, low, high, scores);
-      else tile_scores<1>(queries, keys, depth, low, high, scores);
+      const bool both = n > kTileRows;
+      (both ? tile_scores<2> : tile_scores<1>)(queries, keys, depth, low, high, scores);
       for (int64_t r = 0; r < n; ++r) {
         const int64_t token = (row + r) / group;
         tile_softmax(a, scores + r * kScoreStride, begin_of(token), end_of(token), low, high, to + r * state_stride + head_dim);
       }
       write_back();
-      if (n > kTileRows) weigh_tiles<2>(scores, values, head_dim, low, high, n, to, state_stride);
-      else weigh_tiles<1>(scores, values, head_dim, low, high, n, to, state_stride);
+      (both ? weigh_tiles<2> : weigh_tiles<1>)(scores, values, head_dim, low, high, n, to, state_stride);
     }
   }
   _tile_release();
