@@ -27,8 +27,8 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_best_settings_are_written_and_a_stopped_search_goes_on(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--search", "max-num-seqs=3", "--time-budget", "1s"]) == 0, "one trial is always made"
     words += ["--search", "max-num-seqs=1,12", "--search", "block-size=16"]
-    assert main([*words, "--time-budget", "1s"]) == 0, "one trial is always made"
     first = json.loads((tmp_path / "trials.json").read_text())["trials"]
     assert len(first) == 1
     assert main(words) == 0
@@ -36,12 +36,15 @@ def test_the_best_settings_are_written_and_a_stopped_search_goes_on(words: list[
     assert "use it with: headrace serve --config" in out
     trials = json.loads((tmp_path / "trials.json").read_text())["trials"]
     assert trials[0] == first[0], "what was tried is not tried again"
-    assert {trial["settings"]["max-num-seqs"] for trial in trials} == {1, 12}
+    assert [trial["settings"]["max-num-seqs"] for trial in trials] == [3, 12, 1]
     tuned = read_config_file(str(tmp_path / "tuned.yaml"))
     assert (tuned["max-num-seqs"], tuned["runner-factory"]) == (12, "tests.server.fakes:make_runner")
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["best"]["settings"] == {"max-num-seqs": 12, "block-size": 16}
+    assert len(found["trials"]) == 2, "the first search had other settings"
     assert found["best"]["score"] == max(trial["score"] for trial in trials)
+    assert main([*words, "--time-budget", "1s"]) == 0, "all that it wants to try is there"
+    assert len(json.loads((tmp_path / "trials.json").read_text())["trials"]) == 3
     assert "<- best" in out
     page = (tmp_path / "tune.html").read_text()
     assert "<svg" in page

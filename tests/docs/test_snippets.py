@@ -34,8 +34,9 @@ def server() -> Iterator[tuple[str, str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:
-            lines = [process.stdout.readline()]
-            assert " is ready at " in lines[0], lines[0] + process.stdout.read()
+            while " is ready at " not in (line := process.stdout.readline()):  # a first start may say before that it compiles its kernels
+                assert line, "the server has ended"
+            lines = [line]
             while not lines[-1].lstrip().startswith("-d"):
                 lines.append(process.stdout.readline())
             yield lines[0].split(" is ready at ")[1].strip(), "".join(lines)

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,15 @@ def run(args: argparse.Namespace) -> int:
         if expected is not None:
             trials.bar.set_description("simulating")
             starts.append(best_start(axes, default, expected, simulated=tune_axes.SIMULATED))
+        starts += [trial.settings for trial in tune_axes.of_axes(book.trials, axes)]  # of a search that was stopped: they cost no time
         best = book.find(search(axes, starts, trials.score, is_valid=trials.is_valid))
     if best is None or best.error is not None:
         raise StartError(f"No server serves with these settings: {best.error if best else 'there was no time for a trial'}")
-    print(report(axes, best, book.trials, args.slo))
-    _write(args, model, fixed, best, book)
+    tried = tune_axes.of_axes(book.trials, axes)
+    print(report(axes, best, tried, args.slo))
+    _write(args, model, fixed, best, tried)
     if args.html is not None:
-        args.html.write_text(tune_page(axes, best, book.trials, args.slo, provenance()), encoding="utf-8")
+        args.html.write_text(tune_page(axes, best, tried, args.slo, provenance()), encoding="utf-8")
         print(f"written: {args.html}")
     return 0
 
@@ -124,7 +126,7 @@ def _subject(model: str | None, trace: Trace, args: argparse.Namespace, fixed: M
     }
 
 
-def _write(args: argparse.Namespace, model: str | None, fixed: Mapping[str, Any], best: TrialResult, book: TrialBook) -> None:
+def _write(args: argparse.Namespace, model: str | None, fixed: Mapping[str, Any], best: TrialResult, tried: Sequence[TrialResult]) -> None:
     facts = provenance()
     chosen = {name: value for name, value in best.settings.items() if value is not None}
     settings = ({MODEL_KEY: model} if model else {}) | dict(fixed) | chosen
@@ -134,5 +136,5 @@ def _write(args: argparse.Namespace, model: str | None, fixed: Mapping[str, Any]
     print(f"written: {args.output}; use it with: headrace serve --config {args.output}")
     if args.json is not None:
         found = {"object": "tune", **facts, "slo": [str(limit) for limit in args.slo], "best": dataclasses.asdict(best)}
-        args.json.write_text(json.dumps(found | {"trials": [dataclasses.asdict(trial) for trial in book.trials]}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(found | {"trials": [dataclasses.asdict(trial) for trial in tried]}, indent=1) + "\n", encoding="utf-8")
         print(f"written: {args.json}")

@@ -11,6 +11,7 @@ from headrace.cli.options import ENGINE_GROUPS, Option
 from headrace.config import SpeculativeConfig
 from headrace.plan.search import Axis
 from headrace.plan.slo import Limit
+from headrace.plan.tuning import TrialResult
 
 DEFAULT = "default"  # the flag is not given
 SIMULATED = frozenset({"max-num-seqs", "max-num-batched-tokens", "target-itl-ms", "block-size"})
@@ -89,6 +90,14 @@ def default_axes(limits: Sequence[Limit]) -> list[Axis]:
     if itl is not None:
         axes.insert(2, _axis("target-itl-ms", [None, round(itl / 2, 3), round(itl, 3)]))
     return [axis for axis in axes if len(axis.values) > 1]
+
+
+def of_axes(trials: Iterable[TrialResult], axes: Sequence[Axis]) -> list[TrialResult]:
+    """Those trials whose settings are values of these axes: the file may hold others, of an earlier --search."""
+    values = {axis.name: axis.values for axis in axes}
+    return [
+        trial for trial in trials if trial.settings.keys() == values.keys() and all(value in values[name] for name, value in trial.settings.items())
+    ]
 
 
 def start_value(axis: Axis) -> Any:

@@ -69,13 +69,13 @@ class Trials:
         return True
 
     def score(self, settings: Mapping[str, Any], best: float) -> float:
-        """Of a trial that was made before, or of one that is made now. Raises `OutOfTime`."""
+        """Of a trial that was made before, or of one that is made now. Raises `OutOfTime`, but never before a first trial."""
         known = self._book.find(settings)
         if known is not None:
             return known.score
         begin = time.monotonic()
         made = [trial.seconds for trial in self._book.trials]
-        if begin + (max(made[-3:]) if made else 0.0) > self._end:
+        if made and begin + max(made[-3:]) > self._end:
             raise OutOfTime
         trial = self._trial(dict(settings), best, begin)
         self._book.add(trial)

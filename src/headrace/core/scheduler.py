@@ -320,7 +320,7 @@ class Scheduler:
         self._roster.shares.charge(request.message.tenant, num_taken)
         if self._kv.caching and request.state is RequestState.RUNNING:
             self._kv.register(request.table, request.token_ids, request.num_computed)
-        if finish_reason is None and sampled.logprobs is None and request.has_output:
+        if finish_reason is None and sampled.logprobs is None and request.has_output:  # nearly every row: nothing else is to be said
             return TokenOutput(request_id=request.request_id, token_ids=sampled.token_ids, num_preemptions=request.num_preemptions)
         output = make_output(
             request,

@@ -19,6 +19,7 @@ COLUMNS = (
 )
 CAVEATS = (
     "Scores are of one run each, on one machine and one load; another load has another best.",
+    "A trial that could no longer win was ended early; it stands at the rate that it had reached by then.",
     "Each curve goes through the best settings: all others are held while one varies. Not every combination was tried.",
 )
 
