@@ -5,9 +5,10 @@
     python scripts/roofline.py -- --quantization none --dtype float32
 
 The limit of a step is the larger of two times: the bytes it must read over what all threads read a second, and its multiply-adds over what
-they can make a second, those of weights in blocks and those in float32 one after the other. The ceilings are measured first, on the same threads with
-the instructions of the kernels (`roofline_peaks.cpp`). Our time is that of a whole step in the engine (inputs, model, sampling), the fastest of many:
-others on the machine make the rest. What stands after `--` are flags of `headrace serve`; the default is `--quantization gguf`.
+they can make a second, those of weights in blocks, those in float32 and those of bfloat16 tiles (AMX: the tokens of prompts) one after the
+other. The ceilings are measured first, on the same threads with the instructions of the kernels (`roofline_peaks.cpp`). Our time is that of a
+whole step in the engine (inputs, model, sampling), the fastest of many: others on the machine make the rest. What stands after `--` are flags
+of `headrace serve`; the default is `--quantization gguf`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ DECODE_BATCHES = (1, 4, 16)
 DECODE_CONTEXT, DECODE_STEPS = 128, 48  # tokens before the first measured step, and steps
 PREFILL_TOKENS, PREFILLS = 2048, 3
 FIXED_FLAGS = ("--max-model-len", "4096", "--no-enable-prefix-caching")
+FLOAT32 = 0
 FLOAT_FORMATS = {number for number, name in cpu.FORMATS.items() if name in ("F32", "F16", "BF16")}
 
 
@@ -52,6 +54,7 @@ class Ceilings:
     read: float  # bytes a second
     packed: float  # multiply-adds of weights in blocks a second
     floats: float  # float32 multiply-adds a second
+    tiles: float = 0.0  # multiply-adds of bfloat16 tiles a second; 0: there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +64,43 @@ class Need:
     num_bytes: int
     packed: int
     floats: int
+    tiles: int = 0
 
     def limit(self, ceilings: Ceilings) -> float:
         """Seconds."""
-        return max(self.num_bytes / ceilings.read, self.packed / ceilings.packed + self.floats / ceilings.floats)
+        by_tiles = self.tiles / ceilings.tiles if self.tiles else 0.0
+        return max(self.num_bytes / ceilings.read, self.packed / ceilings.packed + self.floats / ceilings.floats + by_tiles)
 
 
-def need(model: Decoder, contexts: Sequence[tuple[int, int]], *, kv_bytes: int) -> Need:
+def need(model: Decoder, contexts: Sequence[tuple[int, int]], *, kv_bytes: int, by_tiles: bool = False) -> Need:
     """`contexts`: for each row its tokens in the step, and the positions before them; each row samples once.
 
-    `kv_bytes`: of a token's keys and values.
+    `kv_bytes`: of a token's keys and values. `by_tiles`: the tokens are those of prompts, on a machine with bfloat16 tiles.
     """
     config = model.config
     tokens, rows = sum(n for n, _ in contexts), len(contexts)
     seen = sum(n * before + n * (n + 1) // 2 for n, before in contexts)  # positions that tokens attend to
-    packed, floats = 0, seen * 2 * config.num_heads * config.head_dim * config.num_layers
+    packed, floats, tiles, attention = 0, 0, 0, seen * 2 * config.num_heads * config.head_dim * config.num_layers
     matrices = [(module, tokens) for layer in model.layers for module in layer.modules()]
-    matrices.append((model.embed_tokens if model.lm_head is None else model.lm_head, rows))
+    head = model.embed_tokens if model.lm_head is None else model.lm_head
+    matrices.append((head, rows))
     for module, times in matrices:
         if isinstance(module, cpu.PackedLinear | cpu.PackedEmbedding):
             products = module.rows * module.columns * times * (1 if module.format == module.type_number else 2)  # 16-bit activations go twice
-            if module.type_number in FLOAT_FORMATS:
+            if by_tiles and module is not head and module.format == module.type_number and module.type_number != FLOAT32:
+                tiles += products
+            elif module.type_number in FLOAT_FORMATS:
                 floats += products
             else:
                 packed += products
         elif isinstance(weight := getattr(module, "weight", None), torch.Tensor) and weight.dim() == 2:
             floats += weight.numel() * times
-    return Need(num_bytes=weight_bytes(model) + kv_bytes * sum(n + before for n, before in contexts), packed=packed, floats=floats)
+    if tiles:
+        tiles += attention
+    else:
+        floats += attention
+    num_bytes = weight_bytes(model) + kv_bytes * sum(n + before for n, before in contexts)
+    return Need(num_bytes=num_bytes, packed=packed, floats=floats, tiles=tiles)
 
 
 def measure_ceilings(isa: str, threads: int, rounds: int = ROUNDS) -> Ceilings:
@@ -97,8 +110,8 @@ def measure_ceilings(isa: str, threads: int, rounds: int = ROUNDS) -> Ceilings:
         flags = ["-std=c++17", "-O3", "-pthread", "-Wno-psabi", f"-I{SOURCES}", *INSTRUCTION_SETS[isa].compiler_flags]
         subprocess.run([find_compiler(), *flags, str(PEAKS), "-o", str(program)], check=True, timeout=120)
         output = subprocess.run([program, str(threads), str(rounds)], check=True, capture_output=True, text=True, timeout=300).stdout
-    read, packed, floats = (float(word) * 1e9 for word in output.split())
-    return Ceilings(read=read, packed=packed, floats=floats)
+    read, packed, floats, tiles = (float(word) * 1e9 for word in output.split())
+    return Ceilings(read=read, packed=packed, floats=floats, tiles=tiles)
 
 
 def run_steps(
@@ -149,19 +162,21 @@ def measure(config: EngineConfig) -> tuple[Ceilings, list[tuple[str, Need, float
         rows.append((f"decode, {batch} row{'s' * (batch > 1)}", need(runner.model, contexts, kv_bytes=kv_bytes), seconds))
     takes = [run_steps(runner, config, [prompt_of(PREFILL_TOKENS, 100 + seed)], 1) for seed in range(PREFILLS)]
     seconds = min(sum(seconds for _, seconds in steps) for steps in takes)
-    rows.append((f"prefill, {PREFILL_TOKENS:,} tokens", need(runner.model, [(PREFILL_TOKENS, 0)], kv_bytes=kv_bytes), seconds))
+    rows.append(
+        (f"prefill, {PREFILL_TOKENS:,} tokens", need(runner.model, [(PREFILL_TOKENS, 0)], kv_bytes=kv_bytes, by_tiles=kernels.isa == "amx"), seconds)
+    )
     runner.close()
     return ceilings, rows, kernels.isa
 
 
 def table(ceilings: Ceilings, rows: Sequence[tuple[str, Need, float]]) -> str:
     lines = [
-        "| step | MB to read | G products in blocks | in float32 | limit, ms | our time, ms | share of the limit |",
-        "|---|---|---|---|---|---|---|",
+        "| step | MB to read | G products in blocks | in float32 | by tiles | limit, ms | our time, ms | share of the limit |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, each, seconds in rows:
         limit = each.limit(ceilings)
-        sizes = f"{each.num_bytes / 1e6:.0f} | {each.packed / 1e9:.2f} | {each.floats / 1e9:.2f}"
+        sizes = f"{each.num_bytes / 1e6:.0f} | {each.packed / 1e9:.2f} | {each.floats / 1e9:.2f} | {each.tiles / 1e9:.2f}"
         lines.append(f"| {name} | {sizes} | {1000 * limit:.2f} | {1000 * seconds:.2f} | {limit / seconds:.0%} |")
     return "\n".join(lines)
 
@@ -172,7 +187,8 @@ def main() -> None:
     flags = parser.parse_args().flags or ["--quantization", "gguf"]
     ceilings, rows, isa = measure(config_of([*flags, *FIXED_FLAGS]))
     print(f"{isa}, {torch.get_num_threads()} threads; they read {ceilings.read / 1e9:.1f} GB/s and make, in billions a second,")
-    print(f"{ceilings.packed / 1e9:.0f} multiply-adds with weights in blocks or {ceilings.floats / 1e9:.0f} in float32.\n")
+    print(f"{ceilings.packed / 1e9:.0f} multiply-adds with weights in blocks, {ceilings.floats / 1e9:.0f} in float32", end=" or ")
+    print(f"{ceilings.tiles / 1e9:.0f} by tiles.\n")
     print(table(ceilings, rows))
 
 

@@ -1,5 +1,5 @@
 // What the machine can do at most, with all threads at once: bytes read, multiply-adds of 4-bit weights with 8-bit activations, float32
-// multiply-adds; each in billions a second. Compiled by roofline.py with the flags of the kernels and against their headers, so that the
+// multiply-adds, multiply-adds of bfloat16 tiles (0 without them); each in billions a second. Compiled by roofline.py with the flags of the kernels and against their headers, so that the
 // instructions are those that the kernels use.
 #include <algorithm>
 #include <atomic>
@@ -12,6 +12,12 @@
 
 #include "block_dot.h"
 #include "simd.h"
+#include "tiles.h"
+
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -89,6 +95,39 @@ void multiply_floats(int64_t steps) {
   }
 }
 
+#if defined(__AMX_BF16__)
+
+constexpr int64_t kTileProducts = 4 * kTileRows * 16 * kTileK;  // of a step
+
+// Asks the system for room for tiles, as `headrace.kernels.cpu.library` does.
+bool tiles_allowed() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+
+void multiply_tiles(int64_t steps) {
+  alignas(64) static const uint16_t zeros[kTileValues] = {};
+  configure_tiles();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, zeros, kTileStride);
+  _tile_loadd(5, zeros, kTileStride);
+  for (int64_t i = 0; i < steps; ++i) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_release();
+}
+
+#else
+
+constexpr int64_t kTileProducts = 0;
+bool tiles_allowed() { return false; }
+void multiply_tiles(int64_t) {}
+
+#endif
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -99,6 +138,8 @@ int main(int, char** arguments) {
   const double read = peak(threads, rounds, (double)bytes, [&](int thread) { read_all(buffers[thread].data(), bytes); });
   const double packed = peak(threads, rounds, (double)steps * kChains * sizeof(B), [&](int) { multiply_bytes(steps); });
   const double floats = peak(threads, rounds, (double)steps * kChains * W, [&](int) { multiply_floats(steps); });
-  std::printf("%.3f %.3f %.3f\n", read / 1e9, packed / 1e9, floats / 1e9);
+  const int64_t tile_steps = steps / 4;
+  const double tiles = tiles_allowed() ? peak(threads, rounds, (double)tile_steps * kTileProducts, [&](int) { multiply_tiles(tile_steps); }) : 0.0;
+  std::printf("%.3f %.3f %.3f %.3f\n", read / 1e9, packed / 1e9, floats / 1e9, tiles / 1e9);
   return 0;
 }

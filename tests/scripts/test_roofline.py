@@ -36,6 +36,10 @@ def test_what_a_step_needs() -> None:
     need = roofline.need(model, [(1, 9), (3, 0)], kv_bytes=100)
     assert need.packed == 4 * 64 * 32 + 2 * 128 * 32, "four tokens go through the layer, two rows are sampled"
     assert need.floats == 4 * 16 * 32 + (10 + 1 + 2 + 3) * 2 * 4 * 8 * 3, "the tokens see 10, 1, 2 and 3 positions"
+    assert need.tiles == 0
+    tiled = roofline.need(model, [(3, 0)], kv_bytes=100, by_tiles=True)
+    assert tiled.tiles == 3 * (64 * 32 + 16 * 32) + (1 + 2 + 3) * 2 * 4 * 8 * 3, "all but the head"
+    assert (tiled.packed, tiled.floats) == (128 * 32, 0)
     assert need.num_bytes == 64 * 32 * 5 // 8 + 16 * 32 * 2 + 128 * 32 * 17 // 16 + 4 + 100 * (10 + 3)
 
 
@@ -50,7 +54,9 @@ def test_the_limit_is_the_larger_of_two_times() -> None:
     assert roofline.Need(num_bytes=10**9, packed=10**9, floats=10**8).limit(ceilings) == pytest.approx(1.0)
     assert roofline.Need(num_bytes=10**8, packed=10**10, floats=10**9).limit(ceilings) == pytest.approx(2.0)
     rows = [("decode, 1 row", roofline.Need(num_bytes=10**8, packed=10**8, floats=10**7), 0.2)]
-    assert roofline.table(ceilings, rows).splitlines()[2] == "| decode, 1 row | 100 | 0.10 | 0.01 | 100.00 | 200.00 | 50% |"
+    assert roofline.table(ceilings, rows).splitlines()[2] == "| decode, 1 row | 100 | 0.10 | 0.01 | 0.00 | 100.00 | 200.00 | 50% |"
+    with_tiles = roofline.Ceilings(read=1e9, packed=1e10, floats=1e9, tiles=1e11)
+    assert roofline.Need(num_bytes=10**8, packed=10**9, floats=10**8, tiles=10**11).limit(with_tiles) == pytest.approx(1.2)
 
 
 def test_ceilings_are_measured_with_the_kernels_instructions() -> None:
@@ -64,3 +70,4 @@ def test_ceilings_are_measured_with_the_kernels_instructions() -> None:
     assert ceilings.read > 1e6
     assert ceilings.packed > 1e6
     assert ceilings.floats > 1e6
+    assert (ceilings.tiles > 1e6) == (kernels.isa == "amx")

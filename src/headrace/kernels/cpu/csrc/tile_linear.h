@@ -62,6 +62,8 @@ inline F minimum_of(const ShiftedScale& block) { return block.minimum; }
 template <class Format>
 inline void unpack_group(const uint8_t* weight, int64_t k, uint16_t* out) {
   for (int64_t b = 0; b < k / kTileK; ++b, out += 2 * kTileValues) {
+    constexpr int64_t bytes = Format::kBytes * kTileK / Format::kValues;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(weight + b * bytes + kFetchAhead + i, 0, 2);
     const Format block(weight, b, 0);
     if constexpr (std::is_same<Format, Q6_K>::value) {
       for (int half = 0; half < 2; ++half) unpack_quads(block.w, 4 * half, 4 * half + 4, block.factors[half], block.factors[half] * set1(-32.0f), out);
