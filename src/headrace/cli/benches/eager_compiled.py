@@ -97,8 +97,11 @@ def run(args: argparse.Namespace) -> int:
 
 def measured(spec: dict[str, Any]) -> dict[str, Any]:
     """What a process of its own says of a spec. Raises `StartError` with its last words."""
+    from headrace.engine.engine_process import child_environment
+
     command = [sys.executable, "-m", "headrace.bench.inside.eager_compiled", json.dumps(spec)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    # threads that spin for long while they wait would measure other work on the machine
+    done = subprocess.run(command, env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StartError(f"{spec['workload']} in {spec['dtype']} does not run: {done.stderr.strip()[-600:] or f'status {done.returncode}'}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
