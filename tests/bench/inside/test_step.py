@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.bench.inside import step
-from headrace.bench.inside.step import Shape, grid, measure, misfit, table
+from headrace.bench.inside.step import Shape, blank, grid, measure, misfit, table
 from headrace.cli.main import main
 from headrace.config import EngineConfig
 from headrace.core.messages import StepPlan, StepResult
@@ -51,6 +51,10 @@ def test_steps_have_the_shape_that_they_are_named_after(model: str):
         Shape(rows=3, context=9, prompt_tokens=20),
     }
     assert all(misfit(shape, config, runner.info(0.0)) is None for shape in shapes)
+    for pair in runner.caches:
+        for cache in pair:
+            cache.fill_(float("nan"))
+    blank(runner.caches, shapes, runner.block_size)
     watched = Watched(runner)
     visits: list[int] = []
     points = measure(watched, shapes, rounds=2, on_visit=lambda: visits.append(1))  # type: ignore[arg-type]

@@ -2,9 +2,9 @@
 
 A shape is `rows` decoding requests with `context` tokens each behind them, and beside them one chunk of `prompt_tokens` tokens of a prompt, of which
 `context` tokens are there already. The runner executes plans made for exactly that shape; a scheduler of its own, in front of no runner, is
-brought to the same shape for the time of planning, of taking results in, and of the messages to the HTTP process (encoded and decoded). Contents of
-the KV storage don't matter to the time, so contexts are not computed first. Rounds go over the whole grid in an order of their own each, so that
-a machine whose speed drifts favours no shape.
+brought to the same shape for the time of planning, of taking results in, and of the messages to the HTTP process (encoded and decoded). What the
+KV storage holds doesn't matter to the time, so contexts are not computed first: they are zeros (`blank`). Rounds go over the whole grid in an order
+of their own each, so that a machine whose speed drifts favours no shape.
 
 The result is one JSON object:
 
@@ -41,6 +41,7 @@ from headrace.core.scheduler import Scheduler
 from headrace.core.step_time import MIN_STEPS
 from headrace.engine.wire import HEADER_BYTES, Outputs, decode_from_engine, encode_frame
 from headrace.runner.interface import Runner
+from headrace.runner.kv_storage import KVCaches
 from headrace.sampling_params import SamplingParams
 
 FORMAT = "headrace-step-1"
@@ -91,10 +92,18 @@ def _blocks(shape: Shape, block_size: int) -> int:
     return shape.rows * -(-(shape.context + STEPS) // block_size) + of_prompt
 
 
+def blank(caches: KVCaches, shapes: Sequence[Shape], block_size: int) -> None:
+    """Zeros in the blocks that the shapes use: what memory holds by chance need not be numbers."""
+    most = max((_blocks(shape, block_size) for shape in shapes), default=0)
+    for pair in caches:
+        for cache in pair:
+            cache[:most] = 0
+
+
 def measure(
     runner: Runner, shapes: Sequence[Shape], *, rounds: int, seed: int = 0, on_visit: Callable[[], None] = lambda: None
 ) -> list[dict[str, Any]]:
-    """The points of the result, in the order of `shapes`, all of which must fit. `on_visit` is told rounds * len(shapes) times."""
+    """The points of the result, in the order of `shapes`, all of which must fit, on `blank` blocks. `on_visit` is told rounds * len(shapes) times."""
     found: dict[Shape, list[dict[str, float]]] = {shape: [] for shape in shapes}
     draw = random.Random(seed)
     for _ in range(rounds):

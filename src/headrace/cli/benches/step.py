@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if not fitting:
             raise ConfigError(f"No shape fits: {next(iter(misfits.values()))}.")
         with tqdm(total=args.rounds * len(fitting), desc="Steps", unit="shape", dynamic_ncols=True, file=sys.stderr) as progress:
+            step.blank(runner.caches, fitting, runner.block_size)
             points = step.measure(runner, fitting, rounds=args.rounds, on_visit=lambda: progress.update() and None)
     finally:
         runner.close()
