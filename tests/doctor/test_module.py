@@ -63,7 +63,10 @@ def healthy() -> Any:
     ],
 )
 def test_a_planted_fault_is_found_with_its_place(factory: Callable[[], Any], check: str, line: str, remedy: str):
-    (finding,) = [finding for finding in module_findings(factory) if not finding.ok and finding.check != "syncs"]  # a decision reads a value back
+    found = [finding for finding in module_findings(factory) if not finding.ok]
+    (finding,) = [
+        finding for finding in found if finding.check not in ("syncs", "copies")
+    ]  # a decision reads a value back; shares of microseconds vary
     assert finding.check == check
     assert line in finding.evidence
     assert __file__ in finding.evidence

@@ -58,7 +58,7 @@ def test_an_idle_loop_sleeps(monkeypatch):
     monkeypatch.setattr(engine_core, "HEARTBEAT_S", 0.01)
     with running() as bench:
         bench.add("a", 2)
-        until(lambda: bench.inbox.resting and bench.heartbeats()[-1].steps_total == 2)
+        until(lambda: bench.inbox.resting and bench.heartbeats()[-1:] and bench.heartbeats()[-1].steps_total == 2)
         turns = []
         bench.scheduler.has_work = lambda: turns.append(1)
         time.sleep(0.2)
