@@ -1,4 +1,4 @@
-"""Which objects lose the properties that their schema does not name, and which references are mended."""
+"""Which objects lose the properties that their schema does not name, which integers get bounds, and which references are mended."""
 
 from __future__ import annotations
 
@@ -52,6 +52,32 @@ def test_closed(schema: dict[str, Any], closed: dict[str, Any]) -> None:
 )
 def test_left_open(schema: dict[str, Any]) -> None:
     assert held_schema(schema) == schema
+
+
+SAFE = 2**53 - 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "added"),
+    [
+        ({}, {"minimum": -SAFE, "maximum": SAFE}),
+        ({"title": "t", "minimum": 0}, {"maximum": SAFE}),
+        ({"exclusiveMinimum": 3}, {"maximum": SAFE}),
+        ({"maximum": 10**20}, {"minimum": -SAFE}),
+        ({"exclusiveMaximum": 5.5}, {"minimum": -SAFE}),
+        ({"minimum": 1, "maximum": 10**20}, {}),
+        ({"minimum": SAFE}, {}),  # nothing but what is larger
+        ({"maximum": -(10**20)}, {}),
+        ({"const": 10**20}, {}),
+        ({"enum": [10**20]}, {}),
+        ({"multipleOf": 10**20}, {}),
+        ({"minimum": "x"}, {}),
+        ({"minimum": True}, {}),
+    ],
+)
+def test_integers_have_bounds(schema: dict[str, Any], added: dict[str, Any]) -> None:
+    schema = {"type": "integer", **schema}
+    assert held_schema({"type": "array", "items": schema}) == {"type": "array", "items": {**schema, **added}}
 
 
 @pytest.mark.parametrize(
