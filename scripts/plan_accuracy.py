@@ -29,11 +29,10 @@ from headrace.bench.load import Run, run_load
 from headrace.bench.sse_client import Target
 from headrace.bench.traces import Trace, bench_request, load_trace
 from headrace.cli.api_client import ApiClient
-from headrace.cli.benches.provenance import machine
 from headrace.cli.options import SERVE_GROUPS, add_options
-from headrace.cli.plan_engine import prompts, simulated
+from headrace.cli.plan_engine import described, prompts, simulated
 from headrace.cli.settings import merge
-from headrace.plan.costs import Measured, fit
+from headrace.plan.costs import fit
 from headrace.plan.fleet import replay
 from headrace.plan.measure import Recording, handoffs, levels, measure, samples_of
 
@@ -68,19 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             level_s=args.level_seconds,
         )
         status = api.call("GET", "/v1/status")
-        measured = Measured(
-            model=model,
-            machine=machine(),
-            flags=tuple(args.serve),
-            num_blocks=status["engine"]["kv_blocks"]["total"],
-            block_size=int(settings.get("block-size", 16)),
-            max_model_len=status["max_model_len"],
-            handoff_s=found.handoff_s,
-            before_s=found.before_s,
-            before_token_s=found.before_token_s,
-            after_s=found.after_s,
-            samples=found.samples,
-        )
+        measured = described(found, status, model=model, flags=tuple(args.serve), settings=settings)
         engine = simulated(measured, trace, settings)
         burst = Trace(name="all at once", requests=tuple(dataclasses.replace(request, arrival=0.0) for request in trace.requests[:200]))
         full = replay(burst, engine, 1)

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError
 from headrace.plan import devices
 from headrace.plan.costs import Measured, fit
 from headrace.plan.fleet import Engine
-from headrace.plan.measure import LEVEL_S, levels, measure
+from headrace.plan.measure import LEVEL_S, Measurement, levels, measure
 from headrace.plan.simulator import Delays
 
 # the scheduler's own settings: the simulation takes them as they are, whatever was measured
@@ -191,8 +191,13 @@ def _measure(trace: Trace, model: str | None, settings: Mapping[str, Any], flags
                 on_level=lambda: bar.update() and None,
             )
             status = api.call("GET", "/v1/status")
+    return described(found, status, model=_name(model), flags=flags, settings=settings)
+
+
+def described(found: Measurement, status: Mapping[str, Any], *, model: str, flags: tuple[str, ...], settings: Mapping[str, Any]) -> Measured:
+    """What was found on a server of this machine, with all that says where. `status`: its `/v1/status`."""
     return Measured(
-        model=_name(model),
+        model=model,
         machine=machine(),
         flags=flags,
         num_blocks=status["engine"]["kv_blocks"]["total"],
