@@ -28,8 +28,9 @@ FIRST_CHUNK = 16  # prompt tokens beside decodes before anything is known
 GROWTH = 2  # a step with prompt tokens may be so many times as large as any before it: what was never seen can't be predicted
 LEAST_S = 1e-9  # nothing takes less
 _SCALES = (1.0, 0.1, 1e-4, 1.0, 1e-2, 1e-5)  # keep the normal equations well conditioned
-# What always went together is told apart by these: the fit is a ridge regression with so large a share of each feature's own square. The time of decode
-# steps of one size goes to the start of a step, for they wait for weights; that of prompts of one size to their tokens, lest many seem to cost as few.
+# What always went together is told apart by these: the fit is a ridge regression with so large a share of each feature's own square. The time of
+# decode steps of one size goes to the start of a step, for they wait for weights; that of prompts of one size to their tokens, lest many seem to cost
+# as few.
 _RIDGE = (1e-6, 1e-5, 1e-4, 1e-4, 1e-6, 1e-4)
 _ROUNDING = 1e-9
 _EXCHANGES = 24  # of features in and out of the fit; so many are never needed but by rounding
