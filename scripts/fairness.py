@@ -34,6 +34,8 @@ from urllib.request import Request, urlopen
 
 from own_server import own_server
 
+from headrace.bench.figures import percentile
+
 MAX_SLOWDOWN = 1.5
 MIN_JAIN = 0.95
 HEAVY_PROMPTS = (64, 128, 256, 512, 1200)  # tokens, each as likely as the others
@@ -126,17 +128,12 @@ def arrivals_of(shapes: Sequence[Shape], *, rate: float, count: int, seed: int) 
     return [(at, draw.choice(shapes)) for at in times]
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
 def milliseconds(values: Sequence[float]) -> str:
-    return f"p50 {1000 * percentile(values, 0.5):.0f} ms, p95 {1000 * percentile(values, 0.95):.0f} ms, max {1000 * max(values):.0f} ms"
+    return f"p50 {1000 * percentile(sorted(values), 50):.0f} ms, p95 {1000 * percentile(sorted(values), 95):.0f} ms, max {1000 * max(values):.0f} ms"
 
 
 async def stop(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -188,7 +185,7 @@ async def measure(args: argparse.Namespace, url: str, keys: tuple[str, str]) -> 
     await stop(tasks)
     served = [seen.served(begin, begin + args.window) for seen in (first, second)]
     index = jain(served)
-    slowdown = percentile(beside.ttft, 0.95) / percentile(alone.ttft, 0.95)
+    slowdown = percentile(sorted(beside.ttft), 95) / percentile(sorted(alone.ttft), 95)
     print(f"both backlogged for {args.window:g} s: light {served[0]} tokens, heavy {served[1]} tokens, {sum(served) / args.window:.0f} tokens/s")
     print(f"light's p95 TTFT beside / alone: {slowdown:.2f} (at most {MAX_SLOWDOWN})")
     print(f"Jain's index: {index:.3f} (at least {MIN_JAIN})", flush=True)

@@ -20,6 +20,8 @@ import threading
 import time
 from urllib.parse import urlsplit
 
+from headrace.bench.figures import percentile
+
 
 def completion(url: str, body: dict[str, object], on_token=None) -> float:  # type: ignore[no-untyped-def]
     """Send a completion and read it to its end; returns seconds to the first token. `on_token(now)` is called for each event with tokens."""
@@ -45,11 +47,6 @@ def completion(url: str, body: dict[str, object], on_token=None) -> float:  # ty
                     on_token(now)
     connection.close()
     return first
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def measure(url: str, model: str, prompt_tokens: int, before_s: float, vocab: int) -> tuple[list[float], list[float], float]:
@@ -101,11 +98,11 @@ def main() -> int:
     for number in range(1, options.rounds + 1):
         before, during, ttft = measure(options.url, model, options.prompt_tokens, options.before, options.vocab)
         median = statistics.median(before)
-        ratios.append(percentile(during, 0.99) / median)
+        ratios.append(percentile(sorted(during), 99) / median)
         print(
-            f"round {number}: before p50 {median:.1f} p99 {percentile(before, 0.99):.1f} ms ({len(before)} gaps); "
-            f"during p50 {percentile(during, 0.5):.1f} p99 {percentile(during, 0.99):.1f} max {max(during):.1f} ms ({len(during)} gaps); "
-            f"prefill {ttft:.1f} s; p50 x {percentile(during, 0.5) / median:.2f}, p99 x {ratios[-1]:.2f}",
+            f"round {number}: before p50 {median:.1f} p99 {percentile(sorted(before), 99):.1f} ms ({len(before)} gaps); "
+            f"during p50 {percentile(sorted(during), 50):.1f} p99 {percentile(sorted(during), 99):.1f} max {max(during):.1f} ms ({len(during)} gaps); "
+            f"prefill {ttft:.1f} s; p50 x {percentile(sorted(during), 50) / median:.2f}, p99 x {ratios[-1]:.2f}",
             flush=True,
         )
     print(f"p99 during / undisturbed median, median of the rounds: {statistics.median(ratios):.2f}")
