@@ -59,8 +59,11 @@ def test_blocks_are_given_up_at_once_and_nothing_is_swapped():
 
 
 def warm(engine: Engine) -> None:
-    for i in range(8):
-        engine.add(request(f"warm{i}", 6 + i, 6))
+    """Until the engine has seen decodes and prompts of several sizes, together and alone."""
+    for i in range(24):
+        engine.add(request(f"warm{i}", 3 + i * 7 % 40, 2 + i % 6, arrival=engine.now))
+        for _ in range(1 + i % 3):
+            turn(engine)
     while engine.scheduler.has_work():
         turn(engine)
 

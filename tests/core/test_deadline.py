@@ -1,14 +1,14 @@
 """Deadlines that cannot be met are said at once, in simulated time."""
 
 from headrace.core.deadline import seconds_to_first_token
-from headrace.core.step_time import StepTimeModel
+from headrace.core.step_time import StepTimeModel, StepWork
 from tests.core.block_world import Engine, config, request
 
 
 def learned() -> StepTimeModel:
     model = StepTimeModel()
     for tokens in (1, 2, 32, 64, 48, 1, 64, 16, 3):
-        model.observe(tokens=tokens, attended=0, has_prefill=tokens > 4, seconds=0.01 + 0.001 * tokens)
+        model.observe(StepWork(tokens) if tokens <= 4 else StepWork(prompt_tokens=tokens), seconds=0.01 + 0.001 * tokens)
     return model
 
 

@@ -17,7 +17,7 @@ from headrace.core.policy import MIN_PREFILL_CHUNK
 from headrace.core.preemption import Preemption
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
-from headrace.core.step_time import StepTimeModel
+from headrace.core.step_time import StepTimeModel, StepWork
 
 SHARE = 0.1  # of the time of others' steps that background rows may add to them, over several steps
 STRETCH = 2.0  # a step of others' decodes may take so many times as long with background rows in it: as with a prompt of their own
@@ -81,14 +81,28 @@ class Background:
         """Add rows of background requests to a draft that holds all rows of others. Starts come after decodes: they may copy from their blocks."""
         if len(self._roster) == self._roster.num_foreground:
             return
-        others_s = self._predict(draft) if draft.rows else None
-        budget, may_save = self._tokens(draft, now, others_s)
+        work, others = draft.work(), draft.num_tokens
+        others_s = self._step_time.predict(work) if draft.rows else None
+        target_s, may_save = self._target(work, now, others_s)
+        # what is saved to the full pays for a token, even if it takes longer than STRETCH allows
+        limit, floor = self._config.max_num_batched_tokens, MIN_PREFILL_CHUNK if others_s is None else 0 if may_save else 1
         for request in [request for request in self._roster.running if request.background and request.num_remaining == 1]:
-            if budget and request.state is RequestState.RUNNING:  # not preempted for one before it
+            more = work.with_decode(request.num_computed + 1)
+            if draft.num_tokens >= limit or (draft.num_tokens - others >= floor and self._step_time.predict(more) > target_s):
+                break
+            if request.state is RequestState.RUNNING:  # not preempted for one before it
                 plan_decode(request, draft)
-                budget -= 1
+                work = more
         if may_start and not draft.has_preempted:
             self._admission.start_waiting(draft, background=True)
+        budget = self._step_time.prefill_chunk(
+            draft.work(),
+            num_prompts=1,
+            context=max((request.num_computed for request in self._roster.running if request.background), default=0),
+            limit=limit - draft.num_tokens,
+            floor=max(0, floor - (draft.num_tokens - others)),
+            target_s=target_s,
+        )
         for request in self._prompts(draft):
             num_tokens = min(request.num_remaining, budget)
             if may_save and num_tokens < min(request.num_remaining, MIN_PREFILL_CHUNK):
@@ -97,44 +111,22 @@ class Background:
                 schedule(request, num_tokens, draft)
                 budget -= num_tokens
         if others_s is not None:
-            self._credit = max(0.0, self._credit - (self._predict(draft) - others_s))
+            self._credit -= self._step_time.predict(draft.work()) - others_s
 
-    def _tokens(self, draft: PlanDraft, now: float, others_s: float | None) -> tuple[int, bool]:
-        """How many tokens of background requests may join the draft, and whether saving would allow more in a later step.
+    def _target(self, work: StepWork, now: float, others_s: float | None) -> tuple[float, bool]:
+        """What the step may take with rows of background requests, in seconds, and whether saving would allow more in a later step.
 
         `others_s`: what the draft, which holds all rows of others, takes as it is; None without rows.
         """
-        most_s = target_s = 0.0
         if others_s is None:
-            target_s = STEP_S if now < self._latest + QUIET_S else QUIET_STEP_S
-        else:
-            most_s = (STRETCH - 1.0) * others_s
-            self._credit = min(self._credit + SHARE * others_s, most_s)
-            # a prompt of others has made the step long already
-            target_s = others_s + (min(self._credit, SHARE * others_s) if self._has_prompt(draft) else self._credit)
-        budget = self._step_time.prefill_chunk(
-            decode_tokens=draft.num_tokens,
-            decode_attended=_attended(draft),
-            num_prompts=1,
-            context=max((request.num_computed for request in self._roster.running if request.background), default=0),
-            limit=self._config.max_num_batched_tokens - draft.num_tokens,
-            floor=MIN_PREFILL_CHUNK if others_s is None else 0,
-            target_s=target_s,
-        )
-        return budget, others_s is not None and self._credit < most_s
-
-    def _predict(self, draft: PlanDraft) -> float:
-        return self._step_time.predict(tokens=draft.num_tokens, attended=_attended(draft), has_prefill=self._has_prompt(draft))
-
-    @staticmethod
-    def _has_prompt(draft: PlanDraft) -> bool:
-        return draft.num_tokens > draft.num_decode_tokens
+            return STEP_S if now < self._latest + QUIET_S else QUIET_STEP_S, False
+        most_s = (STRETCH - 1.0) * others_s
+        self._credit = min(self._credit + SHARE * others_s, most_s)
+        # a prompt of others has made the step long already
+        credit = min(self._credit, SHARE * others_s) if work.prompt_tokens else self._credit
+        return others_s + credit, credit < most_s
 
     def _prompts(self, draft: PlanDraft) -> list[Request]:
         """Running background requests with more to compute, or that have just started."""
         rest = [request for request in self._roster.running if request.background and request not in draft.rows]
         return [request for request in rest if request.num_remaining > 1 or (request.num_remaining == 1 and request.admitted_step == draft.step_id)]
-
-
-def _attended(draft: PlanDraft) -> int:
-    return sum(row.num_tokens * (row.start + row.num_tokens) for row in draft.rows.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.core.kv_manager import KVManager
 from headrace.core.request import Request, RequestState
-from headrace.core.step_time import StepTimeModel
+from headrace.core.step_time import StepTimeModel, StepWork
 
 
 def seconds_to_first_token(num_tokens: int, *, num_cached: int, step_tokens: int, step_time: StepTimeModel) -> float:
@@ -14,7 +14,7 @@ def seconds_to_first_token(num_tokens: int, *, num_cached: int, step_tokens: int
         chunk = min(step_tokens, num_tokens - position)
         if not step_time.knows_prompts_of(chunk):
             return 0.0
-        seconds += step_time.predict(tokens=chunk, attended=chunk * (position + chunk), has_prefill=True)
+        seconds += step_time.predict(StepWork().with_prompt(chunk, position))
         position += chunk
     return seconds
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from headrace.core.kv_manager import BlockPairs
 from headrace.core.messages import Row, SlotStart, StepPlan
 from headrace.core.request import Request
+from headrace.core.step_time import StepWork
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,6 +18,11 @@ class DraftRow:
     sample: bool = False
     written: list[int] = field(default_factory=list)  # device blocks that hold its positions; one may be named twice
     guesses: tuple[int, ...] = ()  # tokens behind the last known one, computed with it
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether its one token, with the guesses behind it, yields the next."""
+        return self.sample and self.num_tokens == 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +34,6 @@ class PlanDraft:
     copies: BlockPairs = field(default_factory=list)  # (from, to)
     num_tokens: int = 0  # without guesses
     num_decode_tokens: int = 0  # of rows that were decoding when the plan began
-    decode_attended: int = 0  # sum over these rows of their context
     num_repeated: int = 0  # tokens computed before and lost by preemption
     has_preempted: bool = False
 
@@ -71,16 +76,25 @@ class PlanDraft:
         row.guesses = guesses
         row.written += written
 
+    def work(self) -> StepWork:
+        decode_tokens = decode_attended = prompt_tokens = prompt_attended = 0
+        for row in self.rows.values():
+            num_tokens = row.num_tokens + len(row.guesses)
+            attended = num_tokens * (row.start + num_tokens)
+            if row.is_decode:
+                decode_tokens += num_tokens
+                decode_attended += attended
+            else:
+                prompt_tokens += num_tokens
+                prompt_attended += attended
+        return StepWork(decode_tokens, decode_attended, prompt_tokens, prompt_attended)
+
     def build(self) -> PlannedStep:
         """The frozen plan; from now on the runner knows the slots and blocks in it."""
         decodes: list[tuple[Request, DraftRow]] = []  # first, as the runner wants them
         others: list[tuple[Request, DraftRow]] = []
-        attended = 0
         for item in self.rows.items():
-            row = item[1]
-            (decodes if row.num_tokens == 1 and row.sample and not row.guesses else others).append(item)
-            num_tokens = row.num_tokens + len(row.guesses)
-            attended += num_tokens * (row.start + num_tokens)
+            (decodes if item[1].is_decode and not item[1].guesses else others).append(item)
         ordered = decodes + others
         plan = StepPlan(
             step_id=self.step_id,
@@ -94,8 +108,7 @@ class PlanDraft:
             plan=plan,
             requests=tuple([request for request, _ in ordered]),
             written=tuple([tuple(row.written) for _, row in ordered]),
-            attended=attended,
-            has_prefill=self.num_tokens > self.num_decode_tokens,
+            work=self.work(),
             speculates=any(row.guesses for _, row in others),
             num_repeated=self.num_repeated,
         )
@@ -106,8 +119,7 @@ class PlannedStep:
     plan: StepPlan
     requests: tuple[Request, ...]  # of the plan's rows; by now some may be finished or preempted
     written: tuple[tuple[int, ...], ...]  # device blocks that each row writes
-    attended: int  # sum over the rows of tokens * context
-    has_prefill: bool
+    work: StepWork
     speculates: bool = False  # how many tokens it gives is not known before its result
     num_repeated: int = 0  # tokens computed before and lost by preemption
 

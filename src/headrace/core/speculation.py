@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headrace.config import SpeculativeConfig
 from headrace.core.request import Request
-from headrace.core.step_time import StepTimeModel
+from headrace.core.step_time import StepTimeModel, StepWork
 
 FIRST_ACCEPTANCE = 0.7  # assumed of a request that nothing is known of
 FOLLOW = 0.15  # how fast the acceptance rate follows
@@ -133,11 +133,11 @@ class Speculation:
         if not chances or self._step_time.num_speculated < TRIALS or not self._step_time.ready:
             return len(chances)
         expected = float(num_rows)
-        best, best_rate = 0, MIN_GAIN * expected / self._step_time.predict(tokens=num_rows, attended=attended, has_prefill=False)
+        best, best_rate = 0, MIN_GAIN * expected / self._step_time.predict(StepWork(num_rows, attended))
         for count, chance in enumerate(sorted(chances, reverse=True), start=1):
             expected += chance
             more = attended * count // num_rows
-            seconds = self._step_time.predict(tokens=num_rows + count, attended=attended + more, has_prefill=False, speculates=True)
+            seconds = self._step_time.predict(StepWork(num_rows + count, attended + more), speculates=True)
             if expected / seconds > best_rate:
                 best, best_rate = count, expected / seconds
         return best

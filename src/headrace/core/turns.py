@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from headrace.core.draft import PlannedStep
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
-from headrace.core.step_time import StepTimeModel
+from headrace.core.step_time import StepTimeModel, StepWork
 
 STEP_S = 0.05  # of a step that a tenant which comes may have to wait for
 DECODE_SHARE = 0.6  # of it, for decodes beside prompts
@@ -55,7 +55,7 @@ class TenantTurns:
         """Whether the next step may be planned while this one runs."""
         if not (self.are_taken and self._step_time.ready):
             return True
-        return self._step_time.predict(tokens=step.plan.num_tokens, attended=step.attended, has_prefill=step.has_prefill) <= AHEAD_S
+        return self._step_time.predict(step.work) <= AHEAD_S
 
     def begin(self, now: float) -> None:
         """Decide whom the next step is for. Background requests are no part of this."""
@@ -122,7 +122,7 @@ class TenantTurns:
         seconds = STEP_S * (DECODE_SHARE if any(request.num_remaining > 1 for request in running) else 1.0)
         attended = sum(request.num_computed + 1 for request in decodes) / len(decodes)
         least, count = -(-len(decodes) // MIN_DECODES), len(decodes)
-        while count > least and self._step_time.predict(tokens=count, attended=int(count * attended), has_prefill=False) > seconds:
+        while count > least and self._step_time.predict(StepWork(count, int(count * attended))) > seconds:
             count -= 1
         behind = self._far_behind({request.message.tenant for request in decodes})
         decodes.sort(key=lambda request: (request.planned_step - MIN_DECODES * (request.message.tenant in behind), request.rank))

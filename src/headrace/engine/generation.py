@@ -28,14 +28,6 @@ class Generator:
         self._tokenizer = tokenizer
         self._grammars = GrammarChecker(tokenizer)
 
-    async def prepare_grammars(self) -> None:
-        """Does beforehand what the first request with a form would have to wait for: half a second of which the engine's loop stands still.
-
-        Raises `RequestFailed`; later requests with a form try again.
-        """
-        await self._grammars.prepare()
-        self._client.teach(self._grammars.vocabulary)
-
     def close(self) -> None:
         """Ends the process that checks grammars, where there is one."""
         self._grammars.close()

@@ -1,6 +1,6 @@
 """How long a step takes, from what is in it: fitted to measured steps, or a roofline (`devices`).
 
-The scheduler has a model of its own (`core.step_time`), a few numbers that it learns while it serves. This one is fitted once, to all that was
+The scheduler has a model of its own (`core.step_time`), six numbers that it learns while it serves. This one is fitted once, to all that was
 measured, apart for steps of decodes alone and for steps with prompt tokens, which other kernels compute:
 
     seconds = base + d(decodes) + p(prompt tokens) + a * first tokens + b * context + c * attended

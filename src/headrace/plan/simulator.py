@@ -16,6 +16,7 @@ from headrace.bench.traces import TracedRequest
 from headrace.config import SchedulerConfig
 from headrace.core.messages import AddRequest, SampledRow, StepPlan, StepResult, TokenOutput
 from headrace.core.scheduler import Scheduler
+from headrace.core.step_time import StepWork
 from headrace.plan.costs import Costs, Sample, StepShape
 from headrace.sampling_params import SamplingParams
 
@@ -134,10 +135,8 @@ class SimulatedEngine:
     ) -> None:
         self._scheduler = Scheduler(config)
         for sample in known:
-            shape = sample.shape
-            self._scheduler.step_time.observe(
-                tokens=shape.tokens, attended=shape.context + shape.attended, has_prefill=shape.has_prefill, seconds=sample.seconds
-            )
+            work = StepWork(sample.decodes, sample.context, sample.prompt_tokens, sample.attended)
+            self._scheduler.step_time.observe(work, seconds=sample.seconds)
         self._costs = costs
         self._delays = delays
         self._async_scheduling = async_scheduling

@@ -65,8 +65,8 @@ def hide_control_tokens(definition: dict[str, Any], control: Mapping[str, int]) 
     if model.get("unk_token") in marks:
         model["unk_token"] = marks[model["unk_token"]]
     if "merges" in model:
-        pairs = (merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"])
-        model["merges"] = [[left, right] for left, right in pairs if not (marks.keys() & {left, right, left + right})]
+        pairs = (tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"])
+        model["merges"] = [pair for pair in pairs if not (marks.keys() & {*pair, "".join(pair)})]
     for token in definition["added_tokens"]:
         if token["content"] in marks:
             token.update(content=marks[token["content"]], normalized=False, single_word=False, special=True)

@@ -99,7 +99,7 @@ def _first_ids(tokens: list[str]) -> dict[str, int]:
     return vocab
 
 
-def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> dict[str, Any]:
     base = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     return {**base, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": merges, **options}
 
@@ -112,7 +112,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], source: str) -> 
         left, _, right = str(merge).partition(" ")
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise ModelLoadError(f"{source}: merge {index} ({merge!r}) is not made of tokens of the vocabulary.")
-        merges.append([left, right])
+        merges.append((left, right))
     return {
         "version": "1.0",
         "truncation": None,
@@ -162,9 +162,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     }
 
 
-def _merges_from_scores(pieces: dict[str, tuple[float, int]], parts: set[str]) -> list[list[str]]:
+def _merges_from_scores(pieces: dict[str, tuple[float, int]], parts: set[str]) -> list[tuple[str, str]]:
     """SentencePiece joins the neighbours whose piece has the best score; as BPE that is every way to cut each piece, best piece first."""
     merges = []
     for text in sorted(pieces, key=lambda piece: (-pieces[piece][0], pieces[piece][1])):
-        merges += [[text[:cut], text[cut:]] for cut in range(1, len(text)) if text[:cut] in parts and text[cut:] in parts]
+        merges += [(text[:cut], text[cut:]) for cut in range(1, len(text)) if text[:cut] in parts and text[cut:] in parts]
     return merges

@@ -16,7 +16,7 @@ The result is one JSON object:
     points            a list of objects:
       rows, context, prompt_tokens     the shape; all >= 0
       tokens                           rows + prompt_tokens
-      attended                         rows * (context + 1) + prompt_tokens * (context + prompt_tokens), as `core.step_time` counts it
+      attended                         rows * (context + 1) + prompt_tokens * (context + prompt_tokens)
       sampled                          rows that a token is drawn for: `rows`, the chunk is never a prompt's last
       runner_ms                        one number a measured step: the wall time of `execute`, which is what one step adds to the wheel while
                                        plans are made ahead
