@@ -34,7 +34,8 @@ from headrace.cli.plan_engine import described, prompts, simulated
 from headrace.cli.settings import merge
 from headrace.plan.costs import fit
 from headrace.plan.fleet import replay
-from headrace.plan.measure import Recording, handoffs, levels, measure, samples_of
+from headrace.plan.measure import Recording, delays_of, handoffs, levels, measure, samples_of
+from headrace.plan.simulator import Delays
 
 TRACE = "poisson:rate=1,prompt=96,output=40,requests=2000,sigma=0.6"
 MOST_RECORDED_S = 60.0
@@ -79,11 +80,14 @@ def main(arguments: list[str] | None = None) -> int:
             part = scaled(trace, load * capacity, args.seconds)
             run, recording = asyncio.run(_run(target, part, model, record, seed=7 + number))
             real = figures(run)
-            own = dataclasses.replace(measured, samples=tuple(samples_of(recording)), handoff_s=statistics.median(handoffs(recording)))
-            planned = [replay(part, simulated(costs, part, settings), 1) for costs in (measured, own)]
-            found_figures = [fleet.figures() for fleet in planned if fleet is not None]
+            own = samples_of(recording)
+            planned = simulated(measured, part, settings)
+            before, before_token, after = delays_of([recording], run.records)
+            delays = Delays(handoff=statistics.median(handoffs(recording)), before=before, before_token=before_token, after=after)
+            fleets = [replay(part, which, 1) for which in (planned, dataclasses.replace(planned, costs=fit(own).with_noise, delays=delays))]
+            found_figures = [fleet.figures() for fleet in fleets if fleet is not None]
             fitted = fit(measured.samples, noise=None)
-            drift = sum(sample.seconds for sample in own.samples) / sum(fitted.seconds(sample.shape) for sample in own.samples)
+            drift = sum(sample.seconds for sample in own) / sum(fitted.seconds(sample.shape) for sample in own)
             print(f"steps took {drift:.2f} times as long as those of their size that were measured before")
             print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *found_figures), flush=True)
             records = [dataclasses.asdict(entry) | {"text": ""} for entry in run.records]
@@ -95,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
                     "with_own_steps": found_figures[1],
                     "records": records,
                     "trace": dataclasses.asdict(part),
-                    "steps": [dataclasses.asdict(sample) for sample in own.samples],
+                    "steps": [dataclasses.asdict(sample) for sample in own],
                 }
             )
     if args.save:
