@@ -20,9 +20,9 @@ from headrace.bench.workload import BenchRequest
 from headrace.errors import StartError
 from headrace.plan.costs import Sample, StepShape
 
-ALONE_S = 8.0  # of one client after the other's answer
-LEVEL_S = 5.0  # of each larger number of clients
-FULL_LEVELS = 3  # times as long with all of them: first their prompts come, then what a full service does
+LEVEL_S = 5.0  # of each number of clients
+ALONE_LEVELS = 1.6  # times as long with one
+FULL_LEVELS = 3  # with all of them: first their prompts come, then what a full service does
 ALONE_OUTPUT = 6  # tokens of an answer then
 WARM_UP = 2  # requests
 MOST_POINTS = 400  # that the delay of each prompt token is taken from
@@ -91,7 +91,7 @@ class _Loops:
         self._records.clear()
         try:
             self._tasks.append(asyncio.create_task(self._client()))
-            recordings = [await self._recorded(ALONE_S)]
+            recordings = [await self._recorded(level_s * ALONE_LEVELS)]
             self._alone = False
             on_level()
             for count in clients[1:]:
