@@ -226,6 +226,7 @@ class ServingProcess:
         release_code_of_the_start()
 
     def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
+        release_code_of_the_start()  # before the vocabulary is loaded, which takes the most that this process ever holds
         tokenizer = Tokenizer.load(self._engine_config.model)
         given = self._config.chat_template
         template = ChatTemplate(tokenizer.chat_template if given is None else read_template(given), tokenizer)
