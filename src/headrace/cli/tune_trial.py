@@ -141,7 +141,8 @@ class Trials:
         if self._recording is None or self._room is None:
             return None
         try:
-            costs = fit(samples_of(self._recording), noise=None)
+            known = samples_of(self._recording)
+            costs = fit(known, noise=None)
         except ConfigError:
             return None
         room, longest = self._room
@@ -152,7 +153,7 @@ class Trials:
             options = self._options(settings)
             options.pop("speculative-config", None)
             config = scheduler_config(self._trace, options, max_model_len=longest, num_blocks=room // int(options.get("block-size", 16)))
-            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays()), 1)
+            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays(), known=known), 1)
             assert fleet is not None
             values = {limit.name: limit.value(fleet.latencies[limit.metric]) for limit in self._limits}
             return score_of(fleet.figures()["request_throughput"], self._limits, values)
