@@ -5,10 +5,10 @@
     python scripts/plan_accuracy.py --trace poisson:rate=1,prompt=256,output=32,requests=400,sigma=0.5 --save accuracy.json -- --max-num-seqs 16
 
 Three loads: the trace at so many times (`--loads`) the rate that the simulation says the machine can just keep up with, each for `--seconds` of
-arrivals. Steps are measured before each load and after the last one, and all of them together are planned with: so a machine that is faster at one
-time than at another is so for both sides. Figures of both and their ratio are printed, and beside them what the simulation makes of the steps that
-were timed in that very run: the difference between the two is how much the machine changed in between. What stands after `--` are flags of
-`headrace serve`.
+arrivals. Steps are measured before each load and after the last one; a load is planned with those of the two times around it, so that a machine which
+is faster at one time than at another is so for both sides. Figures of both and their ratio are printed, and beside them what the simulation makes of
+the steps that were timed in that very run: the difference between the two is how much the machine changed in between. The simulated figures are the
+medians over `--seeds` of the noise. What stands after `--` are flags of `headrace serve`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
+import itertools
 import json
 import statistics
 import sys
@@ -34,8 +36,8 @@ from headrace.cli.api_client import ApiClient
 from headrace.cli.options import SERVE_GROUPS, add_options
 from headrace.cli.plan_engine import described, prompts, simulated
 from headrace.cli.settings import merge
-from headrace.plan.costs import Measured, Sample, fit
-from headrace.plan.fleet import replay
+from headrace.plan.costs import Costs, Measured, Sample, fit
+from headrace.plan.fleet import Engine, replay
 from headrace.plan.measure import Recording, delays_of, handoffs, levels, measure, samples_of
 from headrace.plan.simulator import Delays
 
@@ -78,26 +80,36 @@ def main(arguments: list[str] | None = None) -> int:
             part = scaled(trace, load * capacity, args.seconds)
             loads.append((part, *asyncio.run(_run(target, part, model, record, seed=7 + number))))
             found.append(measured())
-    together = joined(found)
-    print(f"{len(together.samples)} measured steps; those of each time took", *(f"{drift(one.samples, together):.3f}" for one in found), "of all")
+    print("steps of each time took, of all: " + ", ".join(f"{drift(one.samples, joined(found).samples):.3f}" for one in found))
     saved: list[dict[str, Any]] = []
-    for load, before, (part, run, recording) in zip(args.loads, found, loads, strict=False):
-        real, own = figures(run), samples_of(recording)
-        planned = dataclasses.replace(simulated(together, part, settings), known=before.samples)  # what the server has seen last
+    for load, around, (part, run, recording) in zip(args.loads, itertools.pairwise(found), loads, strict=True):
+        real, own, together = figures(run), samples_of(recording), joined(around)
+        planned = dataclasses.replace(simulated(together, part, settings), known=around[0].samples)  # what the server has seen last
         ahead, token, behind = delays_of([recording], run.records)
         delays = Delays(handoff=statistics.median(handoffs(recording)), before=ahead, before_token=token, after=behind)
-        fleets = [replay(part, which, 1) for which in (planned, dataclasses.replace(planned, costs=fit(own).with_noise, delays=delays))]
-        simulations = [fleet.figures() for fleet in fleets if fleet is not None]
-        print(f"steps took {drift(own, together):.3f} times as long as measured ones of their size")
+        with_own_steps = dataclasses.replace(planned, costs=fit(own).with_noise, delays=delays)
+        simulations = [simulated_figures(part, engine, args.seeds) for engine in (planned, with_own_steps)]
+        print(f"steps took {drift(own, together.samples):.3f} times as long as the {len(together.samples)} measured ones of their size")
         print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *simulations), flush=True)
         entry = {"load": load, "real": real, "planned": simulations[0], "with_own_steps": simulations[1], "trace": dataclasses.asdict(part)}
         entry["records"] = [dataclasses.asdict(each) | {"text": ""} for each in run.records]
         entry["steps"] = [dataclasses.asdict(sample) for sample in own]
         saved.append(entry)
     if args.save:
-        together.write(args.save.with_suffix(".costs.json"))
+        joined(found).write(args.save.with_suffix(".costs.json"))
         args.save.write_text(json.dumps(saved))
     return 0
+
+
+def simulated_figures(trace: Trace, engine: Engine, seeds: int) -> dict[str, float]:
+    """What is shown: of each figure the median over the seeds."""
+    fleets = [replay(trace, dataclasses.replace(engine, costs=functools.partial(_with_seed, engine, seed)), 1) for seed in range(seeds)]
+    found = [fleet.figures() for fleet in fleets if fleet is not None]
+    return {key: statistics.median(each[key] for each in found) for key, _ in SHOWN}
+
+
+def _with_seed(engine: Engine, seed: int, number: int) -> Costs:
+    return engine.costs(seed + number)
 
 
 def joined(found: Sequence[Measured]) -> Measured:
@@ -106,9 +118,9 @@ def joined(found: Sequence[Measured]) -> Measured:
     return dataclasses.replace(found[0], samples=tuple(sample for one in found for sample in one.samples), **delays)
 
 
-def drift(samples: Sequence[Sample], measured: Measured) -> float:
-    """How many times as long these steps took as measured ones of their size."""
-    fitted = fit(measured.samples, noise=None)
+def drift(samples: Sequence[Sample], others: Sequence[Sample]) -> float:
+    """How many times as long these steps took as others of their size."""
+    fitted = fit(others, noise=None)
     return sum(sample.seconds for sample in samples) / sum(fitted.seconds(sample.shape) for sample in samples)
 
 
@@ -144,6 +156,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loads", **loads, metavar="X,X", help="times what the machine just keeps up with (default: 0.4,0.85,1.5)")
     parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals in each load (default: 40)")
     parser.add_argument("--level-seconds", type=float, default=2.0, help="of each number of clients that steps are measured with (default: 2)")
+    parser.add_argument("--seeds", type=int, default=5, help="of the simulation's noise (default: 5)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="all figures and records as JSON, and beside it the measured steps")
     args = parser.parse_args(own)
     args.serve = serve

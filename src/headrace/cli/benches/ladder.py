@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     common += ["--threads", str(args.threads)] if args.threads else []
     available = ladder.rungs(common=common, clients=args.clients, quantization=quantization)
     try:
-        rungs = available if args.rungs is None else ladder.chosen(available, args.rungs.split(","))
+        rungs = available if args.rungs is None else ladder.chosen(available, values.listed(args.rungs, str))
     except ValueError as error:
         raise ConfigError(f"--rungs: {error}.") from None
     result = {"format": ladder.FORMAT, **provenance(), "model": model.name, "load_average": load_average(), "load": _load_words(args)}
