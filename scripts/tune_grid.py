@@ -32,7 +32,7 @@ from headrace.plan.search import Axis, Settings, key_of
 from headrace.plan.slo import parse_slo
 from headrace.plan.tuning import TrialBook
 
-SEARCH = ("max-num-seqs=2,8,32", "max-num-batched-tokens=128,512,2048")
+SEARCH = ("max-num-seqs=2,8,16,32", "max-num-batched-tokens=128,512,2048")
 LOADS = (
     ("burst:prompt=96,output=32,requests=32,sigma=0.5", ""),
     ("poisson:rate=3,prompt=96,output=32,requests=32,sigma=0.5", "p95_ttft=1s,p95_itl=100ms"),

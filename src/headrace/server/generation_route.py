@@ -75,7 +75,9 @@ class GenerationRoute(Generic[Request]):
         deadline_ms = earlier(request.deadline_ms, timeout_ms(scope))
         limits: KeyLimits = scope["state"]["limits"]
         charge = charge_for(request, limits)
-        request = dataclasses.replace(request, priority=limits.priority(request.priority), deadline_ms=deadline_ms)
+        priority = limits.priority(request.priority)
+        if (priority, deadline_ms) != (request.priority, request.deadline_ms):
+            request = dataclasses.replace(request, priority=priority, deadline_ms=deadline_ms)
         try:
             answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge, span=span)
             scope["state"]["usage"] = answer.usage
