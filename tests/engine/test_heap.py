@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.heap import release_code_of_the_start, unchanged_mappings
+from tests.patience import LIMIT_S
 
 SMAPS = """\
 {range} {permissions} 00001000 08:01 123 {spaces}{path}
@@ -52,6 +55,37 @@ def test_a_mapping_that_follows_takes_nothing_from_the_one_before() -> None:
     second = SMAPS.format(range="20-30", permissions="r-xp", anonymous=0, swap=0, spaces=" ", path="/lib/a.so")
     heap = SMAPS.format(range="30-40", permissions="rw-p", anonymous=0, swap=0, spaces=" ", path="[heap]")
     assert unchanged_mappings((first + second + heap).splitlines(keepends=True)) == [(0x20, 0x30)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has such a threshold")
+def test_a_large_block_is_returned_however_large_those_before_it_were() -> None:
+    code = """
+import ctypes, sys
+from pathlib import Path
+from headrace.engine.heap import LARGE_BYTES, return_large_blocks_at_once
+if sys.argv[1] == "still":
+    return_large_blocks_at_once()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_size_t,), (ctypes.c_void_p,)
+def used():
+    block = libc.malloc(2 * LARGE_BYTES)
+    ctypes.memset(block, 1, 2 * LARGE_BYTES)
+    wall = libc.malloc(64 * 1024)  # what lies behind it
+    libc.free(block)
+    return wall
+used()
+before = int(Path("/proc/self/statm").read_text().split()[1])
+used()
+print(int(Path("/proc/self/statm").read_text().split()[1]) - before)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+
+    def kept_pages(mode: str) -> int:
+        done = subprocess.run([sys.executable, "-c", code, mode], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        return int(done.stdout)
+
+    assert kept_pages("still") < 100
+    assert kept_pages("as ever") > 1000, "the threshold has grown, so the test can fail"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others keep what they have touched")

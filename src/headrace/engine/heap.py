@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -10,6 +11,20 @@ from collections.abc import Iterable
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _LIBRARY = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/\S+\.so[.0-9]*$")  # start, end
 MADV_DONTNEED = 4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGE_BYTES = 4 * 1024 * 1024  # more than the logits of a usual batch, which come and go with each step
+
+
+def return_large_blocks_at_once() -> None:
+    """glibc has a threshold from which on a block is the system's again when it is freed, but raises it with each one that it sees, up to
+    32 MiB: what loading and long prompts have freed then stays between smaller blocks. Here it stands still. Unless the environment sets
+    any of glibc's own `MALLOC_...`. To be called before much is allocated.
+    """
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+            mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
 
 
 def release_freed_memory() -> None:
