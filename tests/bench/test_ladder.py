@@ -110,6 +110,7 @@ def test_rounds_are_joined_by_their_medians():
     assert (joint["figures"]["request_throughput"], joint["shared_context"]["median_ttft_ms"], joint["spread"]) == (2.0, 110.0, pytest.approx(0.85))
     assert joint["figures"]["completed"] == 3 * rung("naive", None, throughput=1.0, shared_ms=1.0)["figures"]["completed"]
     assert (joint["work"]["useful"], joint["useful_share"], joint["peak_memory_bytes"]) == (9.0, 0.75, 3 << 20)
+    assert joined([rung("naive", None, throughput=1.0, shared_ms=1.0)])["spread"] is None
     silent = joined([rung("naive", None, throughput=1.0, shared_ms=None, work=False)] * 2)
     assert (silent["shared_context"]["median_ttft_ms"], silent["work"], silent["useful_share"], silent["peak_memory_bytes"]) == (None,) * 4
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,16 +11,16 @@ import torch
 
 from headrace.runner.kv_pages import KVPages
 from headrace.runner.kv_storage import KVShape, KVStorage
+from tests.patience import until
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=4, head_dim=64, block_size=16, dtype=torch.float32)  # 16 KiB a block of keys, and of values
-PATIENCE_S = 30.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise of Linux")
 
 
 @pytest.fixture
 def storage() -> KVStorage:
-    return KVStorage(SHAPE, num_blocks=512, num_host_blocks=0, device=torch.device("cpu"))
+    return KVStorage(SHAPE, num_blocks=2048, num_host_blocks=0, device=torch.device("cpu"))
 
 
 def resident(storage: KVStorage, block: int) -> bool:
@@ -29,16 +29,9 @@ def resident(storage: KVStorage, block: int) -> bool:
     entries = []
     with Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
         for place in places:
-            pages.seek(place // 4096 * 8)
+            pages.seek(place // os.sysconf("SC_PAGE_SIZE") * 8)
             entries.append(int.from_bytes(pages.read(8), "little"))
     return all(entry >> 63 for entry in entries)
-
-
-def wait_for(pages: KVPages, num_blocks: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while pages.num_taken < num_blocks:
-        assert time.monotonic() < deadline, f"{pages.num_taken} of {num_blocks} blocks after {PATIENCE_S} s"
-        time.sleep(0.01)
 
 
 def test_pages_stay_ahead_of_what_is_used(storage: KVStorage) -> None:
@@ -48,22 +41,22 @@ def test_pages_stay_ahead_of_what_is_used(storage: KVStorage) -> None:
     assert not resident(storage, 50)
     pages.start()
     try:
-        wait_for(pages, 103)
+        until(lambda: pages.num_taken >= 103)
         assert resident(storage, 102)
-        assert not resident(storage, 200)
+        assert not resident(storage, 1000)  # far enough for huge pages
         pages.use((1,))  # one that was used before
         pages.use(())
-        pages.use((3, 150))
-        wait_for(pages, 251)
-        assert resident(storage, 250)
-        assert not resident(storage, 300)
-        pages.use((511,))
-        wait_for(pages, 512)
+        pages.use((3, 1400))
+        until(lambda: pages.num_taken >= 1501)
+        assert resident(storage, 1500)
+        assert not resident(storage, 1900)
+        pages.use((2047,))
+        until(lambda: pages.num_taken >= 2048)
     finally:
         pages.close()
-    assert pages.num_taken == 512
+    assert pages.num_taken == 2048
     assert storage.caches[0][0][0].eq(7.0).all()
-    assert not resident(storage, 300), "blocks that were skipped are left to who writes them"
+    assert not resident(storage, 1000), "blocks that were skipped are left to who writes them"
 
 
 def test_no_block_fits_what_may_be_taken_ahead(storage: KVStorage) -> None:

@@ -116,7 +116,8 @@ def shared_context_figures(run: Run) -> dict[str, Any]:
 def joined(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One rung's results of several rounds as one: counts and seconds summed, all else the median, so that a disturbed round doesn't decide.
 
-    `rounds` has each one's requests per second and TTFT behind the shared context, `spread` how far the former lie apart, of the median.
+    `rounds` has each one's requests per second and TTFT behind the shared context, `spread` how far the former lie apart, of the median; None of
+    one round.
     """
     last, figures = rounds[-1], {}
     for key, value in last["figures"].items():
@@ -143,7 +144,7 @@ def joined(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "useful_share": useful_share(total),
         "peak_memory_bytes": max(memory, default=None),
         "rounds": [{"request_throughput": rate, "shared_ttft_ms": time} for rate, time in zip(rates, times, strict=True)],
-        "spread": (max(rates) - min(rates)) / statistics.median(rates) if min(rates) else None,
+        "spread": (max(rates) - min(rates)) / statistics.median(rates) if len(rates) > 1 and min(rates) else None,
     }
 
 

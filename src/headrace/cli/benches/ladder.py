@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     result["duration"] = time.monotonic() - begin
     result["caveats"] = _caveats(args, result["load_average"], len(rounds))
     print(ladder.table(result["rungs"]))
-    print(f"{len(rounds)} rounds in {result['duration']:.0f} s")
+    print(f"{len(rounds)} round{'s' * (len(rounds) != 1)} in {result['duration']:.0f} s")
     for caveat in result["caveats"]:
         print(f"note: {caveat}")
     if args.json is not None:
@@ -202,7 +202,7 @@ def _caveats(args: argparse.Namespace, load_average: float | None, rounds: int) 
         "The small server is kind to the lower rungs: it computes with Headrace's weights, dtype and kernels, and does not pad prompts.",
     ]
     if rounds < args.rounds:
-        found.append(f"{rounds} of {args.rounds} rounds fitted into --time-budget.")
+        found.append(f"Only {rounds} of {args.rounds} rounds fitted into --time-budget.")
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if load_average is not None and load_average > cpus / 4:
         found.append(f"Other work was on the machine: {load_average:.1f} runnable processes on {cpus} CPUs in the minute before the run.")
