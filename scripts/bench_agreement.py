@@ -7,33 +7,41 @@
 
 The first reads streams of a server that notes when it wrote each token, and prints how much later a token was seen. With `--guidellm`, the
 program of that name in an environment of its own puts the same requests, as many at a time, on the same server, in turn with ours: throughput,
-time to first token and inter-token latency, the median over the rounds of each round's median. What stands after `--` are a model and flags of
-`headrace serve`. Client and server run on CPUs of their own, where there are two. That is not always enough: threads of one core, or
-one memory bus, and a generator still takes from the server what it measures. With `--step-ms` the server computes nothing: each of its steps
-sleeps so long, whatever else the machine does. The exit status is 1 where a delay is off by more than 2 ms, or a figure by more than 5 %.
+time to first token and inter-token latency, the median over the rounds of each round's median, and how far rounds of one generator differ. What
+stands after `--` are a model and flags of `headrace serve`.
+
+Client and server run on CPUs of their own, where there are two, and what the clients leave of theirs is filled by a process of the lowest
+priority: so the server computes beside a busy neighbour whoever measures it, and the generator that works more does not find a slower server. With
+`--step-ms` the server computes nothing: each of its steps sleeps so long, whatever else the machine does. The exit status is 1 where a delay is off
+by more than 2 ms (of 99 in 100 tokens), or a figure by more than 5 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import multiprocessing
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from own_server import own_server
 
 from headrace.bench.load import run_load
 from headrace.bench.sse_client import Target
 from headrace.bench.workload import BenchRequest
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_DELAY_MS, MAX_DIFFERENCE = 2.0, 0.05
@@ -44,18 +52,31 @@ Round = tuple[float, float, float]
 
 
 def delays_seen(num_requests: int, num_tokens: int) -> list[float]:
-    """Milliseconds from writing to seeing, of every token."""
+    """Milliseconds from writing to seeing, of every token. The server is a process of its own: threads of one would wait for each other's turns."""
+    ours_end, their_end = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve_scripted, args=(their_end,))
+    process.start()
+    requests = [BenchRequest(prompt="p", max_tokens=num_tokens)] * num_requests
+    run = asyncio.run(run_load(Target(ours_end.recv()), requests, [0.0] * num_requests, model="scripted", max_concurrency=1))
+    ours_end.send(None)
+    all_written = ours_end.recv()
+    process.join()
+    delays = []
+    for record, written in zip(run.records, all_written, strict=True):
+        assert record.first is not None, record.error
+        read = accumulate(record.gaps, initial=record.first)
+        delays += [1e3 * (seen - wrote) for seen, wrote in zip(read, written, strict=True)]
+    return delays
+
+
+def _serve_scripted(pipe: Connection) -> None:
+    """Says where it listens, waits for the end, and tells when it wrote each token."""
     from tests.bench.scripted_server import scripted_server
 
     with scripted_server(first_s=0.05, gap_s=0.01) as server:
-        requests = [BenchRequest(prompt="p", max_tokens=num_tokens)] * num_requests
-        run = asyncio.run(run_load(Target(server.url), requests, [0.0] * num_requests, model="scripted", max_concurrency=1))
-        delays = []
-        for record, written in zip(run.records, server.written, strict=True):
-            assert record.first is not None, record.error
-            read = accumulate(record.gaps, initial=record.first)
-            delays += [1e3 * (seen - wrote) for seen, wrote in zip(read, written, strict=True)]
-        return delays
+        pipe.send(server.url)
+        pipe.recv()
+        pipe.send(server.written)
 
 
 def write_work(path: Path, count: int, output_tokens: int) -> None:
@@ -100,7 +121,8 @@ def compared(our: Sequence[Round], their: Sequence[Round]) -> tuple[str, bool]:
     lines, agree = ["| figure | headrace bench serve | guidellm | difference |", "|---|---|---|---|"], True
     for name, mine, others in zip(FIGURES, zip(*our, strict=True), zip(*their, strict=True), strict=True):
         one, other = statistics.median(mine), statistics.median(others)
-        lines.append(f"| {name} | {one:.2f} | {other:.2f} | {one / other - 1:+.1%} |")
+        cells = (f"{middle:.2f} ({min(values):.2f} to {max(values):.2f})" for middle, values in ((one, mine), (other, others)))
+        lines.append(f"| {name} | {' | '.join(cells)} | {one / other - 1:+.1%} |")
         agree &= abs(one / other - 1) <= MAX_DIFFERENCE
     return "\n".join(lines), agree
 
@@ -108,7 +130,7 @@ def compared(our: Sequence[Round], their: Sequence[Round]) -> tuple[str, bool]:
 def served(folder: Path, options: argparse.Namespace) -> list[str]:
     """What the server is started with."""
     if options.step_ms is None:
-        return list(options.flags)
+        return [*options.flags, "--threads", str(len(divide_cpus()[0]))] if "--threads" not in options.flags else list(options.flags)
     from tests.server.fakes import write_model
 
     model = folder / "model"
@@ -123,6 +145,19 @@ def divide_cpus() -> tuple[set[int], set[int]]:
     return (set(cpus[:-1]), set(cpus[-1:])) if len(cpus) > 1 else (set(cpus), set(cpus))
 
 
+@contextlib.contextmanager
+def filled(cpus: set[int]) -> Iterator[None]:
+    """What others leave of these CPUs is used up by processes that give way to anybody."""
+    program = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", program], preexec_fn=lambda cpu=cpu: os.sched_setaffinity(0, {cpu})) for cpu in cpus]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guidellm", metavar="PROGRAM")
@@ -135,8 +170,13 @@ def main() -> int:
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))  # for what the tests have of servers
     delays = sorted(delays_seen(8, 60))
-    good = statistics.median(delays) <= MAX_DELAY_MS
-    print(f"{len(delays)} tokens seen after they were written: median {statistics.median(delays):.3f} ms, longest {delays[-1]:.3f} ms", flush=True)
+    late = delays[int(0.99 * len(delays))]
+    good = late <= MAX_DELAY_MS
+    print(
+        f"{len(delays)} tokens seen after they were written: median {statistics.median(delays):.3f} ms, 99 % within {late:.3f} ms, "
+        f"longest {delays[-1]:.3f} ms",
+        flush=True,
+    )
     if options.guidellm is None:
         return int(not good)
     os.chdir(ROOT)
@@ -148,10 +188,11 @@ def main() -> int:
         write_work(work, options.requests, options.output_tokens)
         load = (work, folder, options.requests, options.clients)
         rounds: tuple[list[Round], list[Round]] = [], []
-        ours(server.url, *load)  # warms up
-        for number in range(options.rounds):
-            for which in (0, 1) if number % 2 else (1, 0):
-                rounds[which].append(theirs(options.guidellm, server.url, *load) if which else ours(server.url, *load))
+        with filled(client_cpus - server_cpus):
+            ours(server.url, *load)  # warms up
+            for number in range(options.rounds):
+                for which in (0, 1) if number % 2 else (1, 0):
+                    rounds[which].append(theirs(options.guidellm, server.url, *load) if which else ours(server.url, *load))
         table, agree = compared(*rounds)
         print(table)
         return int(not (good and agree))

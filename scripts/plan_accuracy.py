@@ -5,8 +5,10 @@
     python scripts/plan_accuracy.py --trace poisson:rate=1,prompt=256,output=32,requests=400,sigma=0.5 --save accuracy.json -- --max-num-seqs 16
 
 Three loads: the trace at so many times (`--loads`) the rate that the simulation says the machine can just keep up with, each for `--seconds` of
-arrivals. Figures of both sides and their ratio are printed, and beside them what the simulation makes of the steps that were timed in that very run:
-the difference between the two is how much the machine changed in between. What stands after `--` are flags of `headrace serve`.
+arrivals. Steps are measured before each load and after the last one; a load is planned with those of the two times around it, so that a machine which
+is faster at one time than at another is so for both sides. Figures of both and their ratio are printed, and beside them what the simulation makes of
+the steps that were timed in that very run: the difference between the two is how much the machine changed in between. The simulated figures are the
+medians over `--seeds` of the noise. What stands after `--` are flags of `headrace serve`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
+import itertools
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +36,10 @@ from headrace.cli.api_client import ApiClient
 from headrace.cli.options import SERVE_GROUPS, add_options
 from headrace.cli.plan_engine import described, prompts, simulated
 from headrace.cli.settings import merge
-from headrace.plan.costs import fit
-from headrace.plan.fleet import replay
-from headrace.plan.measure import Recording, handoffs, levels, measure, samples_of
+from headrace.plan.costs import Costs, Measured, Sample, fit
+from headrace.plan.fleet import Engine, replay
+from headrace.plan.measure import Recording, delays_of, handoffs, levels, measure, samples_of
+from headrace.plan.simulator import Delays
 
 TRACE = "poisson:rate=1,prompt=96,output=40,requests=2000,sigma=0.6"
 MOST_RECORDED_S = 60.0
@@ -58,50 +63,65 @@ def main(arguments: list[str] | None = None) -> int:
         target, api = Target(server.url), ApiClient(server.url)
         record = lambda seconds: api.call("POST", f"/debug/trace?seconds={seconds:g}")  # noqa: E731
         model = json.loads(get_text(server.url, "/v1/models"))["data"][0]["id"]
-        found = measure(
-            target,
-            record,
-            prompts(trace),
-            model=model,
-            clients=levels(int(settings.get("max-num-seqs", 64))),
-            level_s=args.level_seconds,
-        )
-        status = api.call("GET", "/v1/status")
-        measured = described(found, status, model=model, flags=tuple(args.serve), settings=settings)
-        engine = simulated(measured, trace, settings)
+        words, clients = prompts(trace), levels(int(settings.get("max-num-seqs", 64)))
+
+        def measured() -> Measured:
+            found = measure(target, record, words, model=model, clients=clients, level_s=args.level_seconds)
+            return described(found, api.call("GET", "/v1/status"), model=model, flags=tuple(args.serve), settings=settings)
+
+        found = [measured()]
         burst = Trace(name="all at once", requests=tuple(dataclasses.replace(request, arrival=0.0) for request in trace.requests[:200]))
-        full = replay(burst, engine, 1)
+        full = replay(burst, simulated(found[0], trace, settings), 1)
         assert full is not None
         capacity = full.figures()["request_throughput"]
-        print(f"{measured.machine}: {len(measured.samples)} measured steps, {capacity:.2f} requests/s when all come at once", flush=True)
-        saved: list[dict[str, Any]] = []
+        print(f"{found[0].machine}: {capacity:.2f} requests/s when all come at once", flush=True)
+        loads: list[tuple[Trace, Run, Recording]] = []
         for number, load in enumerate(args.loads):
             part = scaled(trace, load * capacity, args.seconds)
-            run, recording = asyncio.run(_run(target, part, model, record, seed=7 + number))
-            real = figures(run)
-            own = dataclasses.replace(measured, samples=tuple(samples_of(recording)), handoff_s=statistics.median(handoffs(recording)))
-            planned = [replay(part, simulated(costs, part, settings), 1) for costs in (measured, own)]
-            found_figures = [fleet.figures() for fleet in planned if fleet is not None]
-            fitted = fit(measured.samples, noise=None)
-            drift = sum(sample.seconds for sample in own.samples) / sum(fitted.seconds(sample.shape) for sample in own.samples)
-            print(f"steps took {drift:.2f} times as long as those of their size that were measured before")
-            print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *found_figures), flush=True)
-            records = [dataclasses.asdict(entry) | {"text": ""} for entry in run.records]
-            saved.append(
-                {
-                    "load": load,
-                    "real": real,
-                    "planned": found_figures[0],
-                    "with_own_steps": found_figures[1],
-                    "records": records,
-                    "trace": dataclasses.asdict(part),
-                    "steps": [dataclasses.asdict(sample) for sample in own.samples],
-                }
-            )
+            loads.append((part, *asyncio.run(_run(target, part, model, record, seed=7 + number))))
+            found.append(measured())
+    print("steps of each time took, of all: " + ", ".join(f"{drift(one.samples, joined(found).samples):.3f}" for one in found))
+    saved: list[dict[str, Any]] = []
+    for load, around, (part, run, recording) in zip(args.loads, itertools.pairwise(found), loads, strict=True):
+        real, own, together = figures(run), samples_of(recording), joined(around)
+        planned = dataclasses.replace(simulated(together, part, settings), known=around[0].samples)  # what the server has seen last
+        ahead, token, behind = delays_of([recording], run.records)
+        delays = Delays(handoff=statistics.median(handoffs(recording)), before=ahead, before_token=token, after=behind)
+        with_own_steps = dataclasses.replace(planned, costs=fit(own).with_noise, delays=delays)
+        simulations = [simulated_figures(part, engine, args.seeds) for engine in (planned, with_own_steps)]
+        print(f"steps took {drift(own, together.samples):.3f} times as long as the {len(together.samples)} measured ones of their size")
+        print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *simulations), flush=True)
+        entry = {"load": load, "real": real, "planned": simulations[0], "with_own_steps": simulations[1], "trace": dataclasses.asdict(part)}
+        entry["records"] = [dataclasses.asdict(each) | {"text": ""} for each in run.records]
+        entry["steps"] = [dataclasses.asdict(sample) for sample in own]
+        saved.append(entry)
     if args.save:
-        measured.write(args.save.with_suffix(".costs.json"))
+        joined(found).write(args.save.with_suffix(".costs.json"))
         args.save.write_text(json.dumps(saved))
     return 0
+
+
+def simulated_figures(trace: Trace, engine: Engine, seeds: int) -> dict[str, float]:
+    """What is shown: of each figure the median over the seeds."""
+    fleets = [replay(trace, dataclasses.replace(engine, costs=functools.partial(_with_seed, engine, seed)), 1) for seed in range(seeds)]
+    found = [fleet.figures() for fleet in fleets if fleet is not None]
+    return {key: statistics.median(each[key] for each in found) for key, _ in SHOWN}
+
+
+def _with_seed(engine: Engine, seed: int, number: int) -> Costs:
+    return engine.costs(seed + number)
+
+
+def joined(found: Sequence[Measured]) -> Measured:
+    """All measurements of one server as one."""
+    delays = {name: statistics.fmean(getattr(one, name) for one in found) for name in ("handoff_s", "before_s", "before_token_s", "after_s")}
+    return dataclasses.replace(found[0], samples=tuple(sample for one in found for sample in one.samples), **delays)
+
+
+def drift(samples: Sequence[Sample], others: Sequence[Sample]) -> float:
+    """How many times as long these steps took as others of their size."""
+    fitted = fit(others, noise=None)
+    return sum(sample.seconds for sample in samples) / sum(fitted.seconds(sample.shape) for sample in samples)
 
 
 def scaled(trace: Trace, rate: float, seconds: float) -> Trace:
@@ -135,7 +155,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     loads = {"type": lambda text: [float(part) for part in text.split(",")], "default": [0.4, 0.85, 1.5]}
     parser.add_argument("--loads", **loads, metavar="X,X", help="times what the machine just keeps up with (default: 0.4,0.85,1.5)")
     parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals in each load (default: 40)")
-    parser.add_argument("--level-seconds", type=float, default=5.0, help="of each number of clients that steps are measured with (default: 5)")
+    parser.add_argument("--level-seconds", type=float, default=2.0, help="of each number of clients that steps are measured with (default: 2)")
+    parser.add_argument("--seeds", type=int, default=5, help="of the simulation's noise (default: 5)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="all figures and records as JSON, and beside it the measured steps")
     args = parser.parse_args(own)
     args.serve = serve

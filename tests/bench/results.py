@@ -50,4 +50,6 @@ def rung(name: str, base: str | None, *, throughput: float, shared_ms: float | N
         "work": split if work else None,
         "useful_share": 0.75 if work else None,
         "peak_memory_bytes": 3 << 20 if work else None,
+        "rounds": [{"request_throughput": throughput, "shared_ttft_ms": shared_ms}],
+        "spread": 0.0,
     }

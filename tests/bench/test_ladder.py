@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.bench.figures import useful_share
-from headrace.bench.ladder import Rung, chosen, rungs, shared_context_figures, shared_context_requests, table, with_ratios
+from headrace.bench.ladder import Rung, chosen, joined, rungs, shared_context_figures, shared_context_requests, table, with_ratios
 from headrace.bench.load import Run
 from headrace.bench.sse_client import Record
 from headrace.cli.main import build_parser
@@ -102,6 +102,25 @@ def test_gains_are_over_the_base_and_over_the_lowest():
     assert lines[1].split()[-1] == "3"
     assert lines[3].split()[-2:] == ["-", "-"], "what is not known is not made up"
     assert "  2. the <dynamic>: against 1. the <naive>: dynamic & more" in lines
+
+
+def test_rounds_are_joined_by_their_medians():
+    """One round of the three was disturbed: what is said is what the two others say, and the spread tells of it."""
+    joint = joined([rung("naive", None, throughput=rate, shared_ms=time) for rate, time in ((2.0, 100.0), (0.5, 900.0), (2.2, 110.0))])
+    assert (joint["figures"]["request_throughput"], joint["shared_context"]["median_ttft_ms"], joint["spread"]) == (2.0, 110.0, pytest.approx(0.85))
+    assert joint["figures"]["completed"] == 3 * rung("naive", None, throughput=1.0, shared_ms=1.0)["figures"]["completed"]
+    assert (joint["work"]["useful"], joint["useful_share"], joint["peak_memory_bytes"]) == (9.0, 0.75, 3 << 20)
+    assert joined([rung("naive", None, throughput=1.0, shared_ms=1.0)])["spread"] is None
+    silent = joined([rung("naive", None, throughput=1.0, shared_ms=None, work=False)] * 2)
+    assert (silent["shared_context"]["median_ttft_ms"], silent["work"], silent["useful_share"], silent["peak_memory_bytes"]) == (None,) * 4
+
+
+def test_a_ratio_is_the_median_of_those_of_the_rounds():
+    """Both were slow in the same round: no ratio knows of it."""
+    naive = joined([rung("naive", None, throughput=rate, shared_ms=10.0) for rate in (1.0, 0.2, 1.1)])
+    dynamic = joined([rung("dynamic", "naive", throughput=rate, shared_ms=5.0) for rate in (3.0, 0.6, 3.3)])
+    _, found = with_ratios([naive, dynamic])
+    assert found["over_base"] == {"request_throughput": pytest.approx(3.0), "shared_ttft": 2.0}
 
 
 def test_a_base_that_did_not_run_gives_no_ratio():

@@ -37,7 +37,6 @@ def llama(tmp_path: Path) -> str:
 
 
 def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("headrace.plan.measure.ALONE_S", 0.5)
     monkeypatch.setattr("headrace.cli.plan_engine.LEVEL_S", 0.5)
     (tmp_path / "model").mkdir()
     model = write_model(tmp_path / "model", eos_every=0, step_seconds=0.01)

@@ -19,7 +19,7 @@ from tests.docs.markdown import PAGES, ROOT, blocks, commands
 
 API = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-OTHER_TOOLS_FLAGS = {"duration", "clients", "url", "pid"}  # of scripts/soak.py, which has a test of its own
+OTHER_TOOLS_FLAGS = {"duration", "clients", "url", "pid", "requests", "long-prompts"}  # of scripts, which have tests of their own
 
 
 def identifier(page: Path) -> str:

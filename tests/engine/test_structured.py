@@ -111,7 +111,6 @@ async def test_a_new_engine_is_told_the_vocabulary_again(tokenizer: Tokenizer) -
 
     async with engine(fake_config()) as client:
         generator = Generator(client, tokenizer)
-        await generator.prepare_grammars()
         assert await finish(generator) == "length"
         pid = client.pid
         assert pid is not None

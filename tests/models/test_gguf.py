@@ -45,10 +45,22 @@ def file(tmp_path):
 
 def test_metadata_and_tensors(file):
     read = GGUFFile(file)
+    texts = read.metadata["a.texts"]
+    assert (len(texts), texts[2], texts[-1:], "" in texts) == (3, "水", ["水"], True)
+    read.metadata["a.texts"] = list(texts)
     assert {key: read.metadata[key] for key in VALUES} == {key: value for key, (value, _) in VALUES.items()}
     assert [(t.name, t.shape, t.type_name) for t in read.tensors.values()] == [("matrix", (3, 32), "F32"), ("vector", (5,), "F16")]
     assert read.dequantize("matrix").tolist() == np.arange(96).reshape(3, 32).tolist()
     assert read.dequantize("vector").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_text_of_a_list_that_is_no_utf_8_is_told_when_it_is_read(file):
+    data = file.read_bytes()
+    assert data.count("水".encode()) == 2
+    file.write_bytes(data[: data.rindex("水".encode())] + b"\xff\xfe\xff" + data[data.rindex("水".encode()) + 3 :])
+    texts = GGUFFile(file).metadata["a.texts"]
+    with pytest.raises(ModelLoadError, match="UTF-8"):
+        list(texts)
 
 
 def test_version_2_reads_alike(file):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.models import gguf_blocks
-from headrace.models.gguf_blocks import FORMATS, OTHER_FORMATS, dequantize
+from headrace.models.gguf_blocks import dequantize
+from headrace.models.gguf_formats import FORMATS, OTHER_FORMATS
 
 # where the float16 scales of a block stand: random bytes there would be infinities and NaN
 SCALE_OFFSETS = {

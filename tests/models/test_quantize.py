@@ -9,7 +9,8 @@ import torch
 
 from headrace.errors import ModelLoadError
 from headrace.kernels import cpu
-from headrace.models.gguf_blocks import FORMATS, dequantize
+from headrace.models.gguf_blocks import dequantize
+from headrace.models.gguf_formats import FORMATS
 from headrace.models.loader import load_model, weight_bytes
 from headrace.models.quantize import Q4_1, Q8_0, quantize
 from tests.models.paged_driver import PagedDriver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from headrace.errors import ModelLoadError
 from headrace.models.loader import load_config
-from headrace.models.rope import RopeConfig, parse_rope
+from headrace.models.rope import TABLE_POSITIONS, RopeConfig, RotaryEmbedding, parse_rope
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import TINY, TINY_ROPE, make, prompt, save_and_load, their_greedy, their_logits
 
@@ -117,3 +118,20 @@ def test_lengths_are_taken_per_row(tmp_path):
     assert (logits[0] - their_logits(theirs, short)).abs().max() < 1e-4
     assert (logits[1] - their_logits(theirs, long)).abs().max() < 1e-4
     assert torch.isfinite(logits[0]).all()
+
+
+def test_kept_rotations_are_those_of_each_position():
+    embedding = RotaryEmbedding(RopeConfig(kind="default", theta=10_000.0, rotary_dim=64), torch.device("cpu"))
+    with torch.inference_mode():
+        few = embedding.cos_sin(torch.tensor([3, 0, 700]), None, torch.float32)
+        far = embedding.cos_sin(torch.tensor([TABLE_POSITIONS - 1, 700, 3]), None, torch.float32)
+        beyond = embedding.cos_sin(torch.tensor([3, TABLE_POSITIONS, TABLE_POSITIONS - 1]), None, torch.float32)
+    for now, grown, computed in zip(few, far, beyond, strict=True):
+        assert now.shape == computed.shape == (3, 1, 64)
+        assert torch.equal(now[[0, 2]], grown[[2, 1]])
+        torch.testing.assert_close(torch.stack((now[0], grown[0])), computed[[0, 2]], rtol=0, atol=2e-7)
+    assert [len(table) for table in embedding._tables[torch.float32]] == [TABLE_POSITIONS] * 2
+    assert not embedding._tables[torch.float32][0].is_inference()
+    assert embedding.cos_sin(torch.tensor([], dtype=torch.int64), None, torch.float32)[0].shape == (0, 1, 64)
+    assert embedding.cos_sin(torch.tensor([5]), None, torch.bfloat16)[1].dtype == torch.bfloat16
+    assert copy.deepcopy(embedding)._tables == {}

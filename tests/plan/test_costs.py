@@ -12,8 +12,19 @@ from headrace.plan.costs import Measured, Sample, StepShape, fit
 
 
 def true_seconds(shape: StepShape) -> float:
-    """Flat up to 8 tokens, as where the weights are what a step waits for, then rising."""
-    return 0.010 + 0.0005 * max(0, shape.tokens - 8) + 0.0001 * shape.sampled + 1e-6 * shape.context + 2e-7 * shape.attended
+    """Flat up to 8 rows, as where the weights are what a step waits for, then rising; prompt tokens go through kernels of their own."""
+    seconds = 0.010 + 0.0005 * max(0, shape.decodes - 8) + 1e-6 * shape.context
+    if shape.has_prefill:
+        seconds += 0.004 + 0.0002 * shape.prompt_tokens + 0.0001 * (shape.sampled - shape.decodes) + 2e-7 * shape.attended
+    return seconds
+
+
+def decoding(rows: int, context: int = 0) -> StepShape:
+    return StepShape(rows, context, 0, 0, rows)
+
+
+def prompts(tokens: int, attended: int = 0) -> StepShape:
+    return StepShape(0, 0, tokens, attended, 1)
 
 
 def samples(noise: float = 0.0) -> list[Sample]:
@@ -22,7 +33,7 @@ def samples(noise: float = 0.0) -> list[Sample]:
     for rows, prompt in itertools.product((0, 1, 2, 4, 8, 12, 16, 24, 32), (0, 16, 100, 256, 512)):
         for _ in range(4):
             context, before = rows * draw.randint(1, 2000), draw.randint(0, 1000)
-            shape = StepShape(rows + prompt, rows + bool(prompt), context, prompt * (before + prompt), bool(prompt))
+            shape = StepShape(rows, context, prompt, prompt * (before + prompt), rows + bool(prompt))
             if shape.tokens:
                 seconds = true_seconds(shape) * (1.0 + noise * draw.uniform(-1.0, 1.0))
                 found.append(Sample(**shape._asdict(), seconds=seconds))
@@ -31,26 +42,35 @@ def samples(noise: float = 0.0) -> list[Sample]:
 
 def test_the_fit_finds_the_cost_of_steps_that_were_not_measured() -> None:
     costs = fit(samples(), noise=None)
-    for shape in (StepShape(1, 1, 500, 0, False), StepShape(20, 20, 9000, 0, False), StepShape(300, 5, 2000, 90_000, True)):
+    for shape in (decoding(1, 500), decoding(20, 9000), prompts(40, 8000), StepShape(4, 2000, 300, 90_000, 5)):
         assert costs.seconds(shape) == pytest.approx(true_seconds(shape), rel=0.02)
 
 
 def test_beyond_what_was_measured_the_last_slope_goes_on() -> None:
     costs = fit(samples(), noise=None)
-    small, large = (costs.seconds(StepShape(tokens, 1, 0, 0, True)) for tokens in (1000, 2000))
-    assert large - small == pytest.approx(0.5, rel=0.05)
+    small, large = (costs.seconds(prompts(tokens)) for tokens in (1000, 2000))
+    assert large - small == pytest.approx(0.2, rel=0.05)
+
+
+def test_a_kind_of_step_that_was_not_measured_is_taken_for_the_other() -> None:
+    """Prompt tokens for so many decodes; a step of decodes for one with the fewest prompt tokens and no first token."""
+    found = samples()
+    decodes_only = fit([sample for sample in found if not sample.prompt_tokens], noise=None)
+    assert decodes_only.seconds(prompts(20, 9000)) == decodes_only.seconds(decoding(20, 9000))
+    prompts_only = fit([sample for sample in found if sample.prompt_tokens], noise=None)
+    assert 0.0 < prompts_only.seconds(decoding(4)) == prompts_only.seconds(StepShape(4, 0, 16, 0, 4))
 
 
 def test_no_slope_is_negative() -> None:
     """However the machine paused, more tokens never take less."""
     costs = fit(samples(noise=0.8), noise=None)
-    times = [costs.seconds(StepShape(tokens, 1, 0, 0, False)) for tokens in range(1, 600)]
-    assert times == sorted(times)
+    for times in ([costs.seconds(decoding(rows)) for rows in range(1, 600)], [costs.seconds(prompts(tokens)) for tokens in range(1, 600)]):
+        assert times == sorted(times)
 
 
 def test_noise_is_that_of_the_measured_steps_and_of_its_seed() -> None:
     found = samples(noise=0.2)
-    shape = StepShape(8, 8, 8000, 0, False)
+    shape = decoding(8, 8000)
     plain = fit(found, noise=None).seconds(shape)
     drawn = [[costs.seconds(shape) for _ in range(200)] for costs in (fit(found, noise=1), fit(found, noise=1), fit(found, noise=2))]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -86,7 +106,7 @@ def test_what_was_measured_can_be_kept(tmp_path: Path) -> None:
     assert Measured.read(tmp_path / "costs.json") == measured()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"samples": {"tokens": [1]}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"samples": {"decodes": [1]}}'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "costs.json").write_text(text)
     with pytest.raises(ConfigError, match=r"--step-costs: .*costs.json"):

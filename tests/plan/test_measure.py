@@ -36,9 +36,9 @@ def test_what_was_in_each_step() -> None:
         )
     )
     assert found == [
-        Sample(tokens=8, sampled=1, context=31, attended=49, has_prefill=True, seconds=pytest.approx(0.1)),
-        Sample(tokens=4, sampled=2, context=32, attended=30, has_prefill=True, seconds=pytest.approx(0.15)),
-        Sample(tokens=1, sampled=1, context=11, attended=0, has_prefill=False, seconds=pytest.approx(0.02)),
+        Sample(decodes=1, context=31, prompt_tokens=7, attended=49, sampled=1, seconds=pytest.approx(0.1)),
+        Sample(decodes=1, context=32, prompt_tokens=3, attended=30, sampled=2, seconds=pytest.approx(0.15)),
+        Sample(decodes=1, context=11, prompt_tokens=0, attended=0, sampled=1, seconds=pytest.approx(0.02)),
     ]
 
 
@@ -49,18 +49,21 @@ def test_handoffs_are_gaps_without_a_wait() -> None:
 
 
 def test_the_time_around_the_engine() -> None:
-    """5 ms, and 0.1 ms a prompt token; a request that was cut off has no partner."""
-    lengths = {"a": 10, "b": 40, "c": 100, "d": 60}
-    steps = [step(i, 10.0 + i, 10.2 + i, TracedRow(name, 0, tokens, 0, False)) for i, (name, tokens) in enumerate(lengths.items())]
-    arrivals = {name: 10.0 + i - 0.05 for i, name in enumerate(lengths)}
-    records = [
-        Record(sent=100.0 + i, first=100.0 + i + 0.25 + 0.005 + 0.0001 * tokens, num_prompt_tokens=tokens)
-        for i, tokens in enumerate(lengths.values())
-        if tokens != 60
+    """4 ms and 0.1 ms a prompt token before it, 2 ms behind it. A request whose prompt was not done has no partner, nor has one that nobody saw."""
+    lengths = {"a": 10, "b": 40, "c": 100, "d": 40, "e": 60}
+    steps = [step(i, 10.5 + i, 10.7 + i, TracedRow(name, 0, tokens, 0, False)) for i, (name, tokens) in enumerate(lengths.items())]
+    steps += [
+        step(10 + i, 10.7 + i, 10.8 + i, TracedRow(name, tokens, 1, 0, True)) for i, (name, tokens) in enumerate(lengths.items()) if name != "c"
     ]
-    before, before_token, after = delays_of(recording(*steps, arrivals=arrivals), records)
-    assert (before, before_token, after) == pytest.approx((0.0025, 0.0001, 0.0025))
-    assert delays_of(recording(*steps), []) == (0.0, 0.0, 0.0)
+    arrivals = {name: 10.4 + i for i, name in enumerate(lengths)}
+    records = [
+        Record(sent=arrivals[name] - 0.004 - 0.0001 * tokens, first=10.7 + i + 0.002, num_prompt_tokens=tokens)
+        for i, (name, tokens) in enumerate(lengths.items())
+        if name != "e"
+    ]
+    before, before_token, after = delays_of([recording(*steps, arrivals=arrivals)], [*reversed(records)])
+    assert (before, before_token, after) == pytest.approx((0.004, 0.0001, 0.002))
+    assert delays_of([recording(*steps)], []) == (0.0, 0.0, 0.0)
 
 
 def test_levels_end_with_what_runs_at_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.bench.traces import TracedRequest, load_trace
 from headrace.config import SchedulerConfig
-from headrace.plan.costs import StepShape
+from headrace.plan.costs import Sample, StepShape
 from headrace.plan.simulator import Delays, SimulatedEngine
 from tests.plan.virtual_core import VirtualCore
 
@@ -71,6 +71,14 @@ def test_a_prompt_that_comes_behind_a_planned_step_waits_for_it() -> None:
     first, second = replay.outcomes
     assert first.first == pytest.approx(0.011)
     assert second.first == pytest.approx(3 * 0.011 + 0.012), "it comes in the second step, the third is planned, and the fourth has both"
+
+
+def test_the_scheduler_knows_what_it_learned_before() -> None:
+    """Steps of 64 prompt tokens that cost next to nothing: so a prompt beside a decode needs fewer steps than where none was seen."""
+    known = [Sample(decodes=1, context=20, prompt_tokens=tokens, attended=0, sampled=1, seconds=0.011) for tokens in (0, 64) * 20]
+    requests = [request(0.0, 4, 30), request(0.05, 200, 1)]
+    steps = [SimulatedEngine(config(), LinearCosts(token=1e-5), Delays(), known=before).run(requests).outcomes[1].last for before in ([], known)]
+    assert steps[1] < steps[0]
 
 
 def test_what_can_never_run_is_refused() -> None:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from headrace.engine import engine_core
 from headrace.observe.work import WorkLedger
+from headrace.plan.costs import StepShape
 from tests.scripts.load_script import load_script
 
 accounting_cost = load_script("accounting_cost")
@@ -32,31 +36,46 @@ def test_pairs_of_the_loop_do_the_same_work():
     assert accounting_cost.loop_report(pairs).startswith("loop: ")
 
 
-def test_neighbouring_steps_of_the_same_size_are_pairs():
-    switch = accounting_cost.Switch()
-    runner = accounting_cost.SwitchingRunner(SimpleNamespace(), switch)
-    alike, other = (16, 16), (16, 40)
-    runner.steps = [(0.0, True, alike), (1.0, False, alike), (3.0, False, alike), (6.0, True, alike)]
-    runner.steps += [(10.0, True, alike), (15.0, False, other), (21.0, False, alike)]
-    assert runner.pairs() == [(1.0, 2.0)], "of two pairs of 16 rows the one that took less; none of different sizes"
+def plan(decodes: int = 16, prompt: int = 0) -> SimpleNamespace:
+    rows = [SimpleNamespace(num_tokens=1, sample=True, start=9) for _ in range(decodes)]
+    return SimpleNamespace(rows=rows + [SimpleNamespace(num_tokens=prompt, sample=True, start=0)] * bool(prompt))
+
+
+def steps(count: int, cost: float) -> list[Any]:
+    """Decodes and, every third step, a prompt's tokens too; those with the accounting take so much longer."""
+    found = []
+    for number in range(count):
+        on, prompt = number % 4 in (0, 3), 64 * (number % 3 == 0)
+        seconds = (0.01 + 0.0001 * prompt) * (1.0 + cost * on)
+        shape = StepShape(16, 160, prompt, prompt * prompt, 16 + bool(prompt))
+        found.append(accounting_cost.Step(on=on, shape=shape, wall=seconds, process=2 * seconds, loop=0.001 + 0.00003 * on))
+    return found
 
 
 def test_the_order_in_a_pair_goes_by_lot():
     switch, seen = accounting_cost.Switch(), []
     runner = accounting_cost.SwitchingRunner(SimpleNamespace(execute=lambda plan: seen.append(switch.on)), switch)
-    for _ in range(40):
-        runner.execute(SimpleNamespace(rows=(), num_tokens=0))
-    assert all(one is not other for one, other in zip(seen[::2], seen[1::2], strict=True))
-    assert 5 < sum(seen[::2]) < 15
+    for _ in range(41):
+        runner.execute(plan())
+    assert all(one is not other for one, other in zip(seen[:40:2], seen[1::2], strict=True))
+    assert 5 < sum(seen[:40:2]) < 15
+    assert [step.on for step in runner.steps()] == seen[:40]
+
+
+def test_steps_of_other_shapes_are_pairs_as_well():
+    pairs = accounting_cost.relative(steps(48, 0.05), "wall")
+    assert len(pairs) == 24
+    assert accounting_cost.throughput(pairs) == pytest.approx((1 / 1.05,) * 3, abs=0.002)
 
 
 def test_steps_that_sleep():
-    pairs = accounting_cost.sleeping_pairs(8)
-    assert pairs
-    assert all(seconds >= 0.002 for pair in pairs for seconds in pair)
+    found = accounting_cost.sleeping_steps(8)
+    assert {step.on for step in found} == {True, False}
+    assert all(step.wall >= 0.002 and step.process >= 0.0 for step in found)
 
 
 def test_the_report_of_steps():
-    text = accounting_cost.step_report("model", [(0.101, 0.1)] * 50)
-    ratio = "throughput with accounting 0.9901 of that without (95 %: 0.9901 to 0.9901)"
-    assert text == f"model: {ratio}, 1000 us a step, 50 pairs of steps of 100.0 ms"
+    text, most = accounting_cost.step_report("model", steps(200, 0.0))
+    assert "30 us a step (95 %: 30 to 30), 0.30% of it" in text
+    assert "processor time: 1.0000 of that without (95 %: 1.0000 to 1.0000)" in text
+    assert most == pytest.approx(0.003)

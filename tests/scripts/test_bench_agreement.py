@@ -25,6 +25,6 @@ def test_agreement():
     ours = [(100.0, 50.0, 10.0), (102.0, 55.0, 10.2), (101.0, 51.0, 10.1)]
     table, agree = bench_agreement.compared(ours, ours)
     assert agree
-    assert table.splitlines()[2] == "| output tokens/s | 101.00 | 101.00 | +0.0% |"
+    assert table.splitlines()[2] == "| output tokens/s | 101.00 (100.00 to 102.00) | 101.00 (100.00 to 102.00) | +0.0% |"
     _, agree = bench_agreement.compared(ours, [(100.0, 50.0, 12.0)])
     assert not agree

@@ -38,7 +38,7 @@ def recorded() -> Trace:
 
 def test_the_picture():
     value = trace_object(recorded(), model="tiny")
-    assert value["otherData"] == {"model": "tiny", "seconds": 5.0, "complete": True}
+    assert value["otherData"] == {"model": "tiny", "begin": 10.0, "seconds": 5.0, "complete": True}
     names = {(event["pid"], event["tid"]): event["args"]["name"] for event in value["traceEvents"] if event["name"] == "thread_name"}
     slices = [(names[event["pid"], event["tid"]], event["name"], event["ts"], event["dur"]) for event in value["traceEvents"] if event["ph"] == "X"]
     assert ("a", "queued", 100_000.0, 400_000.0) in slices

@@ -88,13 +88,13 @@ async def test_the_event_loop_goes_on_meanwhile(checker: GrammarChecker, monkeyp
     await task
 
 
-def test_the_process_can_be_started_beforehand_and_is_nice(tmp_path: Path) -> None:
+def test_the_process_is_started_for_the_first_form_and_is_nice(tmp_path: Path) -> None:
     checker = GrammarChecker(byte_level(tmp_path))
-    asyncio.run(checker.prepare())
+    assert checker._worker is None
+    checker.check_now(StructuredOutputs(kind="json_object"))
     worker = checker._worker
     assert worker is not None
     assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + grammar_checker.NICE)
-    asyncio.run(checker.prepare())
     checker.check_now(GOOD)
     assert checker._worker is worker
     checker.close()

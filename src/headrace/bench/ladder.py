@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.bench.figures import useful_share
 from headrace.bench.load import Run
 from headrace.bench.workload import BenchRequest, random_requests
 
@@ -15,6 +16,7 @@ WINDOW_MS = 20
 KEPT_TOKENS = 8192
 SHARED_OWN_WORDS = 16  # of each prompt behind the shared context
 SHARED_OUTPUT = 8
+SUMMED = frozenset({"duration", "completed", "failed", "total_input_tokens", "total_output_tokens"})  # of the figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,25 +113,58 @@ def shared_context_figures(run: Run) -> dict[str, Any]:
     }
 
 
+def joined(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One rung's results of several rounds as one: counts and seconds summed, all else the median, so that a disturbed round doesn't decide.
+
+    `rounds` has each one's requests per second and TTFT behind the shared context, `spread` how far the former lie apart, of the median; None of
+    one round.
+    """
+    last, figures = rounds[-1], {}
+    for key, value in last["figures"].items():
+        values = [one["figures"][key] for one in rounds]
+        figures[key] = sum(values) if key in SUMMED else statistics.median(values) if isinstance(value, int | float) else value
+    times = [one["shared_context"]["median_ttft_ms"] for one in rounds]
+    rates = [one["figures"]["request_throughput"] for one in rounds]
+    known = [time for time in times if time is not None]
+    shared = {
+        "first_ttft_ms": statistics.median(first) if (first := [x for one in rounds if (x := one["shared_context"]["first_ttft_ms"])]) else None,
+        "median_ttft_ms": statistics.median(known) if known else None,
+        "ttfts_ms": [time for one in rounds for time in one["shared_context"]["ttfts_ms"]],
+        "errors": sorted({error for one in rounds for error in one["shared_context"]["errors"]}),
+    }
+    work = [one["work"] for one in rounds if one["work"] is not None]
+    memory = [one["peak_memory_bytes"] for one in rounds if one["peak_memory_bytes"] is not None]
+    total = {kind: sum(each[kind] for each in work) for kind in work[0]} if work else None
+    return {
+        **last,
+        "start_seconds": statistics.median(one["start_seconds"] for one in rounds),
+        "figures": figures,
+        "shared_context": last["shared_context"] | shared,
+        "work": total,
+        "useful_share": useful_share(total),
+        "peak_memory_bytes": max(memory, default=None),
+        "rounds": [{"request_throughput": rate, "shared_ttft_ms": time} for rate, time in zip(rates, times, strict=True)],
+        "spread": (max(rates) - min(rates)) / statistics.median(rates) if len(rates) > 1 and min(rates) else None,
+    }
+
+
 def with_ratios(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results of rungs, each with what it gained over its base and over the lowest rung that ran; None where that can't be said."""
+    """Results of rungs, each with what it gained over its base and over the lowest rung that ran, as the median over the rounds of each round's
+    ratio; None where that can't be said."""
     by_name = {result["name"]: result for result in results}
     return [result | {"over_base": _gains(result, by_name.get(result["base"])), "over_lowest": _gains(result, results[0])} for result in results]
 
 
 def _gains(result: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, float | None]:
-    def ratio(one: float | None, two: float | None) -> float | None:
-        return one / two if one and two else None
+    def ratio(of: str, *, inverse: bool = False) -> float | None:
+        pairs = [(one[of], two[of]) for one, two in zip(result["rounds"], other["rounds"] if other is not None else (), strict=False)]
+        ratios = [two / one if inverse else one / two for one, two in pairs if one and two]
+        return statistics.median(ratios) if ratios else None
 
-    if other is None:
-        return {"request_throughput": None, "shared_ttft": None}
-    return {
-        "request_throughput": ratio(result["figures"]["request_throughput"], other["figures"]["request_throughput"]),
-        "shared_ttft": ratio(other["shared_context"]["median_ttft_ms"], result["shared_context"]["median_ttft_ms"]),
-    }
+    return {"request_throughput": ratio("request_throughput"), "shared_ttft": ratio("shared_ttft_ms", inverse=True)}
 
 
-COLUMNS = ("req/s", "x base", "E2E P50", "P95", "P99", "TTFT P50", "P95", "ITL P50", "shared TTFT", "x base", "useful", "MiB")
+COLUMNS = ("req/s", "spread", "x base", "E2E P50", "P95", "P99", "TTFT P50", "P95", "ITL P50", "shared TTFT", "x base", "useful", "MiB")
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -142,7 +177,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         cells = cells_of(result)
         lines.append(f"{titles[result['name']]:<{width}}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True)))
     lines.append(
-        "E2E and TTFT in s, ITL and shared TTFT in ms; useful: share of busy time; MiB: peak of all its processes; base: the rung it changes:"
+        "Medians of the rounds; spread: highest req/s less lowest; E2E and TTFT in s, ITL and shared TTFT in ms; useful: share of busy time; "
+        "MiB: peak of all its processes; base: the rung it changes:"
     )
     for result in results:
         base = f"against {titles[result['base']]}: " if result["base"] in titles else ""
@@ -159,6 +195,7 @@ def cells_of(result: Mapping[str, Any]) -> list[str]:
 
     return [
         text(found["request_throughput"], ".2f"),
+        text(result["spread"], ".0%"),
         text(gains["request_throughput"], ".2f"),
         *(text(found[name], ".2f", 1e-3) for name in ("median_e2el_ms", "p95_e2el_ms", "p99_e2el_ms", "median_ttft_ms", "p95_ttft_ms")),
         text(found["median_itl_ms"], ".0f"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ async def run_load(
     """`moments`: seconds after the start, ascending, one for each request. A request that finds `max_concurrency` others waits for one to end,
     and its time counts from when it is sent, as in `vllm bench serve`. `extra`: fields for every body, null ones leave their field out."""
     limit = asyncio.Semaphore(max_concurrency or len(requests) or 1)
+    gc.collect()
+    gc.freeze()  # a collection while bytes arrive looks at what the run has made alone
     begin = time.monotonic()
 
     async def one(request: BenchRequest) -> Record:
@@ -64,4 +67,6 @@ async def run_load(
                 tasks.append(group.create_task(one(request)))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    finally:
+        gc.unfreeze()
     return Run(records=tuple(task.result() for task in tasks), seconds=time.monotonic() - begin)

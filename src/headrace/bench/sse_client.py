@@ -1,4 +1,8 @@
-"""One streamed request to a server, and when each piece of its answer came. Times are taken where bytes arrive, before anything is parsed."""
+"""One streamed request to a server, and when each piece of its answer came.
+
+Times are taken where bytes arrive, before anything is parsed. What the events say is read only when the answer is here as a whole: it would hold up
+the bytes of other answers, and with them their times.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +17,6 @@ from urllib.parse import urlsplit
 import httptools
 
 from headrace.errors import ConfigError
-
-PIECE_BYTES = 1 << 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,72 +54,101 @@ class Target:
         """Sends a body on a connection of its own and reads the answer to its end. Failures are in the record."""
         data = json.dumps(body).encode()
         head = f"POST {self.path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        loop = asyncio.get_running_loop()
+        exchange = _Exchange(f"{head}{self._authorization}Connection: close\r\n\r\n".encode() + data, loop.create_future())
         record = Record(sent=time.monotonic())
         try:
             async with asyncio.timeout(timeout):
-                reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+                transport, _ = await loop.create_connection(lambda: exchange, self._host, self._port, ssl=self._tls)
                 try:
-                    writer.write(f"{head}{self._authorization}Connection: close\r\n\r\n".encode() + data)
-                    await _read(reader, record)
+                    await exchange.end
                 finally:
-                    writer.close()
+                    transport.close()
         except TimeoutError:
             record.error = f"no end within {timeout:g} s"
         except (OSError, httptools.HttpParserError) as error:
             record.error = str(error) or type(error).__name__
+        _Events(record).read(exchange)
         return record
 
 
-async def _read(reader: asyncio.StreamReader, record: Record) -> None:
-    answer = _Answer(record)
-    parser = httptools.HttpResponseParser(answer)
-    answer.status_of = parser.get_status_code
-    while not answer.done and (piece := await reader.read(PIECE_BYTES)):
-        answer.now = time.monotonic()
-        parser.feed_data(piece)
-    if record.error is None and answer.status != 200:
-        record.error = f"status {answer.status}: {bytes(answer.rest)[:300].decode(errors='replace')}"
-    elif record.error is None and not answer.finished:
-        record.error = "the stream ended before its end"
-    elif record.error is None and record.first is None:
-        record.error = "an answer without a token"
-    elif record.error is None and not record.num_output_tokens:
-        record.num_output_tokens = len(record.gaps) + 1  # a server that tells no usage: a token a piece, at least
+class _Exchange(asyncio.Protocol):
+    """A request, and the pieces of its answer's body with the moments at which they came."""
 
-
-class _Answer:
-    """What httptools calls while it parses."""
-
-    def __init__(self, record: Record) -> None:
-        self.now = 0.0
+    def __init__(self, request: bytes, end: asyncio.Future[None]) -> None:
+        self.pieces: list[tuple[float, bytes]] = []
         self.status = 0
-        self.status_of: Callable[[], int] = int
-        self.done = False  # the answer is here as a whole
-        self.finished = False  # the stream has said so
-        self.rest = bytearray()  # of an event that is not complete, or of an answer that is no stream
-        self._record = record
+        self.end = end  # done when the answer is here as a whole, or nothing more will come
+        self._request = request
+        self._parser = httptools.HttpResponseParser(self)
+        self._now = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._now = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._finish(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._finish(error)
+
+    # what httptools calls while it parses
 
     def on_headers_complete(self) -> None:
-        self.status = self.status_of()
-
-    def on_message_complete(self) -> None:
-        self.done = True
+        self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self.rest += body
-        if self.status != 200:
+        self.pieces.append((self._now, body))
+
+    def on_message_complete(self) -> None:
+        self._finish(None)
+
+    def _finish(self, error: Exception | None) -> None:
+        if self.end.done():
             return
-        *events, rest = bytes(self.rest).replace(b"\r\n", b"\n").split(b"\n\n")
-        self.rest = bytearray(rest)
-        for event in events:
-            self._take(event)
+        if error is None:
+            self.end.set_result(None)
+        else:
+            self.end.set_exception(error)
+
+
+class _Events:
+    """Reads the events of a body into a record."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._finished = False  # the stream has said so
+        self._now = 0.0
+
+    def read(self, exchange: _Exchange) -> None:
+        record = self._record
+        if exchange.status != 200:
+            body = b"".join(body for _, body in exchange.pieces)
+            record.error = record.error or f"status {exchange.status}: {body[:300].decode(errors='replace')}"
+            return
+        rest = b""  # of an event that is not complete
+        for self._now, body in exchange.pieces:
+            *events, rest = (rest + body).replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in events:
+                self._take(event)
+        if record.error is None and not self._finished:
+            record.error = "the stream ended before its end"
+        elif record.error is None and record.first is None:
+            record.error = "an answer without a token"
+        elif record.error is None and not record.num_output_tokens:
+            record.num_output_tokens = len(record.gaps) + 1  # a server that tells no usage: a token a piece, at least
 
     def _take(self, event: bytes) -> None:
         data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         if not data:
             return
         if data == b"[DONE]":
-            self.finished = True
+            self._finished = True
             return
         record = self._record
         try:
@@ -136,10 +166,10 @@ class _Answer:
             return
         record.text += text
         if record.last is None:
-            record.first = self.now
+            record.first = self._now
         else:
-            record.gaps.append(self.now - record.last)
-        record.last = self.now
+            record.gaps.append(self._now - record.last)
+        record.last = self._now
 
 
 def _text(choice: dict[str, Any]) -> str:

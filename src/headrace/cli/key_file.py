@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-import yaml
-
 from headrace.config import ApiKey
 from headrace.errors import ConfigError
 
 
 def api_keys_file(text: str) -> tuple[ApiKey, ...]:
     """The keys of a YAML file, which is a list of them. Raises `ValueError`."""
+    import yaml  # a server without such a file does not hold it
+
     try:
         entries = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

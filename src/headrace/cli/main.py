@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import sys
 from collections.abc import Sequence
 
 import headrace
-from headrace.cli import batch, bench, chat, compile, doctor, generate, models, plan, serve, top, tune
 from headrace.errors import HeadraceError, StartError
 
-VERBS = (serve, chat, generate, batch, compile, models, top, bench, doctor, plan, tune)
+VERBS = ("serve", "chat", "generate", "batch", "compile", "models", "top", "bench", "doctor", "plan", "tune")  # modules beside this one
 
 EPILOG = """\
 examples:
@@ -52,17 +52,20 @@ class Parser(argparse.ArgumentParser):
         return namespace, unknown
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """Of all verbs, or of one: the server holds for good what is imported here, and a quarter of its start would go into verbs it is not."""
     parser = Parser(prog="headrace", description=headrace.__doc__.splitlines()[0] if headrace.__doc__ else None, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add_parser(verbs)
+    for name in VERBS if verb is None else (verb,):
+        importlib.import_module(f"headrace.cli.{name}").add_parser(verbs)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    verb = arguments[0] if arguments and arguments[0] in VERBS else None
+    args = build_parser(verb).parse_args(arguments)
     try:
         return int(args.run(args))
     except StartError as error:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.traces import load_trace
 from headrace.cli import plan_engine, values
 from headrace.cli.options import MEMORY_OPTIONS, MODEL_OPTIONS, SCHEDULER_OPTIONS, add_options, reader
 from headrace.cli.settings import merge, read_config_file
+from headrace.cli.trace_flags import add_part, read_trace
 from headrace.plan.devices import DEVICES
 from headrace.plan.fleet import replay, replicas_needed
 from headrace.plan.report import answer, text
@@ -64,8 +64,7 @@ def add_parser(verbs: Any) -> None:
     )
     add("--replicas", type=reader(values.positive_integer), metavar="N", help="so many engines; default: the fewest that keep --slo, or 1 without")
     add("--step-costs", type=Path, metavar="FILE", help="measured steps: read if it is there, else measured and written")
-    add("--num-requests", type=reader(values.positive_integer), metavar="N", help="only the trace's first N")
-    add("--speed", type=reader(values.positive_number), default=1.0, metavar="X", help="the trace at X times its rate (default: 1)")
+    add_part(add)
     add("--price", type=reader(values.positive_number), metavar="X", help="of one engine's device for an hour")
     add("--json", action="store_true", help="the answer as a JSON object")
     add("--config", metavar="FILE", help="YAML file of `headrace serve`; flags on the command line win over it")
@@ -75,7 +74,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    trace = load_trace(args.trace).first(args.num_requests).faster(args.speed)
+    trace = read_trace(args, args.num_requests)
     file = read_config_file(args.config) if args.config else {}
     model = args.model or file.pop("model", None)
     settings = merge(args, file)

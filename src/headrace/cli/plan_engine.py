@@ -86,6 +86,7 @@ def simulated(found: Measured, trace: Trace, settings: Mapping[str, Any]) -> Eng
         costs=fitted.with_noise,  # each engine has a seed of its own
         delays=Delays(handoff=found.handoff_s, before=found.before_s, before_token=found.before_token_s, after=found.after_s),
         async_scheduling=settings.get("async-scheduling", True),
+        known=found.samples,  # as those of a server that has served for a while
     )
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headrace.cli import values
 from headrace.cli.options import SCHEDULER_OPTIONS, SERVE_GROUPS, Option
 from headrace.config import EngineConfig, ServerConfig, SpeculativeConfig
@@ -21,6 +19,8 @@ MODEL_KEY = "model"
 
 def read_config_file(path: str) -> dict[str, Any]:
     """Values by the option's flag (and `model`), read as the flags are. Raises `ConfigError` that names file and key."""
+    import yaml  # a server without such a file does not hold it
+
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.traces import Trace, load_trace
+from headrace.bench.traces import Trace
 from headrace.cli import tune_axes, values
 from headrace.cli.benches.provenance import provenance
 from headrace.cli.config_text import config_text
 from headrace.cli.options import ENGINE_GROUPS, add_options, reader
 from headrace.cli.settings import MODEL_KEY, merge, read_config_file
+from headrace.cli.trace_flags import add_part, read_sent_trace
 from headrace.cli.tune_trial import Trials
 from headrace.errors import ConfigError, StartError
 from headrace.plan.search import search
@@ -49,8 +50,7 @@ def add_parser(verbs: Any) -> None:
     add = parser.add_argument
     add("--slo", type=reader(parse_slo), default=(), metavar="LIMITS", help="limits such as p95_ttft=300ms,p95_itl=50ms, as of `headrace plan`")
     add("--trace", default=DEFAULT_TRACE, metavar="TRACE", help="the load, as of `headrace plan` (default: %(default)s)")
-    add("--num-requests", type=reader(values.positive_integer), metavar="N", help="only the trace's first N")
-    add("--speed", type=reader(values.positive_number), default=1.0, metavar="X", help="the trace at X times its rate (default: 1)")
+    add_part(add)
     add(
         "--time-budget",
         type=reader(values.duration),
@@ -77,9 +77,7 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     end = time.monotonic() + args.time_budget
-    trace = load_trace(args.trace).first(args.num_requests).faster(args.speed)
-    if any(request.tenant for request in trace.requests):
-        raise ConfigError("--trace: tenants cannot be replayed, since each needs a key of the server; take the field tenant out.")
+    trace = read_sent_trace(args, args.num_requests)
     if not args.slo and trace.seconds:
         raise ConfigError("--slo is needed: at a given rate of requests every setting that keeps up is as good as another.")
     file = read_config_file(args.config) if args.config else {}

@@ -28,8 +28,7 @@ def parse_axis(text: str) -> Axis:
     option = _options().get(name.removeprefix("--").replace("_", "-"))
     if not equals or not listed or option is None:
         raise ValueError("use FLAG=VALUE,VALUE with a flag of `headrace serve`, such as max-num-seqs=4,8,16")
-    parts = [listed] if "{" in listed else listed.split(",")
-    return _axis(option.flag, [_value(option, part.strip()) for part in parts])
+    return _axis(option.flag, [_value(option, part) for part in ((listed,) if "{" in listed else values.listed(listed, str))])
 
 
 def _value(option: Option, text: str) -> Any:

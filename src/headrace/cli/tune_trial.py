@@ -32,7 +32,7 @@ from headrace.plan.simulator import Delays
 from headrace.plan.slo import Limit
 from headrace.plan.tuning import TrialBook, TrialResult, score_of, score_run, time_to_lose
 
-RECORD_S = 12.0  # of the first trial's steps, for the simulation
+RECORD_S, RECORDINGS = 4.0, 3  # of the first trial's steps, for the simulation: so many recordings at most, one after the other while there is load
 WARM_UP = 2  # requests before the load
 SLACK = 1.05  # times the time after which a trial can't win
 KEPT = ("request_throughput", "output_throughput", "median_ttft_ms", "p95_ttft_ms", "median_itl_ms", "p95_itl_ms", "median_e2el_ms", "p95_e2el_ms")
@@ -50,7 +50,7 @@ class Trials:
         self._path = Path(model or DEFAULT_MODEL) if "runner-factory" in fixed else resolve_model(model)
         self._trace, self._limits, self._fixed, self._book, self._end = trace, limits, dict(fixed), book, end
         self._requests = [bench_request(request, number) for number, request in enumerate(trace.requests)]
-        self._recording: Recording | None = None
+        self._recordings: list[Recording] | None = None  # None: no trial was recorded
         self._room: tuple[int, int] | None = None  # KV tokens of the recorded server, and its longest request
         self.bar = tqdm(total=len(self._requests), unit="request", dynamic_ncols=True, file=sys.stderr, leave=False)
 
@@ -114,9 +114,8 @@ class Trials:
         failed = [record.error for record in (await run_load(target, warm, [0.0] * len(warm), model=model, extra=extra)).records if record.error]
         if failed:
             raise StartError(f"a request before the load failed: {failed[0]}")
-        recorder = None
-        if self._recording is None:
-            recorder = asyncio.create_task(asyncio.to_thread(api.call, "POST", f"/debug/trace?seconds={RECORD_S:g}"))
+        loaded = asyncio.Event()
+        recorder = asyncio.create_task(self._record(api, loaded)) if self._recordings is None else None
         ended = 0
 
         def on_end(record: Record) -> None:
@@ -132,16 +131,25 @@ class Trials:
                 run = await run_load(target, self._requests, moments, model=model, extra=extra, on_end=on_end)
         except TimeoutError:
             pass
+        loaded.set()
         if recorder is not None:
-            self._recording = await recorder
+            self._recordings = await recorder
         return (0.0 if limit is None else ended / (limit * SLACK)), run
+
+    @staticmethod
+    async def _record(api: ApiClient, loaded: asyncio.Event) -> list[Recording]:
+        found: list[Recording] = []
+        while len(found) < RECORDINGS and not loaded.is_set():
+            found.append(await asyncio.to_thread(api.call, "POST", f"/debug/trace?seconds={RECORD_S:g}"))
+        return found
 
     def expectation(self) -> Callable[[Mapping[str, Any]], float] | None:
         """The score that the simulation expects, from the steps of a trial that was recorded; None where none was, or too little of it."""
-        if self._recording is None or self._room is None:
+        if self._recordings is None or self._room is None:
             return None
         try:
-            costs = fit(samples_of(self._recording), noise=None)
+            known = [sample for recording in self._recordings for sample in samples_of(recording)]
+            costs = fit(known, noise=None)
         except ConfigError:
             return None
         room, longest = self._room
@@ -152,7 +160,7 @@ class Trials:
             options = self._options(settings)
             options.pop("speculative-config", None)
             config = scheduler_config(self._trace, options, max_model_len=longest, num_blocks=room // int(options.get("block-size", 16)))
-            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays()), 1)
+            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays(), known=known), 1)
             assert fleet is not None
             values = {limit.name: limit.value(fleet.latencies[limit.metric]) for limit in self._limits}
             return score_of(fleet.figures()["request_throughput"], self._limits, values)

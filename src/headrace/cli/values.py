@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from headrace.config import SpeculativeConfig
 
+T = TypeVar("T")
 SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -67,7 +70,12 @@ def count(text: str) -> int:
 
 def counts(text: str) -> tuple[int, ...]:
     """Counts between commas, each once, ascending."""
-    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
+    return tuple(sorted(set(listed(text, count))))
+
+
+def listed(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    """Values between commas, each read for itself."""
+    return tuple(read(part.strip()) for part in text.split(","))
 
 
 def count_or_auto(text: str) -> int | None:

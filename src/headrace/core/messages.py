@@ -8,9 +8,20 @@ All times are seconds on the machine's monotonic clock, the same in both process
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as row_dataclass
+else:
+
+    def row_dataclass(*, frozen: bool, **options: Any) -> Any:
+        """Of messages that each row of each step has one of: only the type checker holds them frozen. A frozen dataclass sets its fields one by one
+        through `object.__setattr__`, which takes three times as long as making it does otherwise."""
+        assert frozen
+        return dataclass(unsafe_hash=True, **options)
+
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pooling = Literal["last", "mean"]  # how the hidden states of a prompt become one vector: the last position's, or the mean of all
@@ -53,7 +64,7 @@ class SlotStart:
     pooling: Pooling | None = None  # of the prompt, due with the row that computes its last position
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """The part of one request in a step: positions start .. start + num_tokens - 1 are computed."""
 
@@ -99,7 +110,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()  # the likeliest (id, logprob), likeliest first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRow:
     """Behind a row's last known token and behind each of its guesses a token is sampled, as it would be if the guesses were its history. They
     are new tokens up to the first that is no guess, that one included."""
@@ -137,7 +148,7 @@ class Kernel:
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
     request_id: str
     token_ids: tuple[int, ...] = ()  # new since the last output

@@ -11,7 +11,7 @@ from headrace.text.stop_checker import StopChecker
 from headrace.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: that would treble the time to make one, which is done at each token
 class ChoiceDelta:
     """What is new of one choice since its last delta. All deltas of a choice, joined, are its whole answer."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from headrace.config import EngineInfo
 from headrace.core.messages import AddRequest, Pooling
@@ -15,6 +14,9 @@ from headrace.engine.engine_requests import check_fields, check_ids
 from headrace.engine.timeline import Watcher
 from headrace.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
 from headrace.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np  # where it is used, too: a server without embeddings does not hold it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ def pooling_request(request: EmbeddingRequest, info: EngineInfo) -> AddRequest:
 
 async def embed(client: EngineClient, request: EmbeddingRequest) -> Embedding:
     """Raises any `RequestError`. Cancelling it ends the engine's part too."""
+    import numpy as np
+
     if client.info is None:
         raise client.unavailable()
     async with aclosing(client.submit(pooling_request(request, client.info), request.watcher)) as outputs:
@@ -77,6 +81,8 @@ async def embed(client: EngineClient, request: EmbeddingRequest) -> Embedding:
 
 def unit_vector(vector: np.ndarray, dimensions: int | None = None) -> np.ndarray:
     """The first `dimensions` numbers (None: all), scaled to length 1, as little-endian float32; a vector of zeros stays as it is."""
+    import numpy as np
+
     values = vector[:dimensions].astype(np.float64)
     length = float(np.linalg.norm(values))
     return (values / length if length else values).astype("<f4")

@@ -24,12 +24,13 @@ from headrace.config import EngineConfig, EngineInfo, SchedulerConfig
 from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore, Inbound, News, debugging
 from headrace.engine.grammar_gate import GrammarGate
-from headrace.engine.heap import release_freed_memory
+from headrace.engine.heap import release_code_of_the_start, release_freed_memory, return_large_blocks_at_once
 from headrace.engine.session_store import SessionStore
 from headrace.engine.wire import Configure, Failed, FromEngine, Started, WireError, decode_to_engine, encode_frame, read_body
 from headrace.errors import ConfigError, StartError
 from headrace.runner.factory import make_runner
 from headrace.runner.interface import Runner
+from headrace.runner.torch_import import defer_unused_parts
 
 EXIT_BROKEN = 70  # the engine ran and cannot go on (EX_SOFTWARE)
 PR_SET_PDEATHSIG = 1
@@ -71,6 +72,8 @@ def main(fd: int) -> int:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     for name in ("headrace.compile", "headrace.kernels", "headrace.sessions"):  # what takes long, or changes how it is served
         logging.getLogger(name).setLevel(logging.INFO)
+    return_large_blocks_at_once()
+    defer_unused_parts()
     connection = socket.socket(fileno=fd)
     writer = Writer(connection)
     try:
@@ -111,6 +114,7 @@ def _serve(connection: socket.socket, writer: Writer) -> int:
         )
         sessions = open_sessions(config, scheduler, runner)
         release_freed_memory()
+        release_code_of_the_start()
         writer.send(Started(info, scheduler.stats()))
         runner.start_preparation(lambda: core.post(News()))
         core.run()

@@ -28,14 +28,6 @@ class Generator:
         self._tokenizer = tokenizer
         self._grammars = GrammarChecker(tokenizer)
 
-    async def prepare_grammars(self) -> None:
-        """Does beforehand what the first request with a form would have to wait for: half a second of which the engine's loop stands still.
-
-        Raises `RequestFailed`; later requests with a form try again.
-        """
-        await self._grammars.prepare()
-        self._client.teach(self._grammars.vocabulary)
-
     def close(self) -> None:
         """Ends the process that checks grammars, where there is one."""
         self._grammars.close()
@@ -84,7 +76,7 @@ class _Run:
         self._unfinished: dict[str, Choice] = {}  # by engine request id
         self._ready: deque[Choice] = deque()  # each at most once
         self._error: Exception | None = None
-        self._arrived = asyncio.Event()
+        self._woken: asyncio.Future[None] | None = None  # the consumer waits for it
 
     def open(self, add: AddRequest, choice: Choice) -> None:
         self._client.open(add, _ChoiceSink(self, add.request_id), self._watcher)
@@ -103,8 +95,11 @@ class _Run:
                 raise self._error
             if not self._unfinished:
                 return None
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._woken = asyncio.get_running_loop().create_future()
+            try:
+                await self._woken
+            finally:
+                self._woken = None
         return self._ready.popleft().take()
 
     def push(self, request_id: str, output: TokenOutput) -> None:
@@ -126,12 +121,16 @@ class _Run:
             del self._unfinished[request_id]
         if choice not in self._ready:
             self._ready.append(choice)
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     def fail(self, request_id: str, error: Exception) -> None:
         self._unfinished.pop(request_id, None)
         self._error = self._error or error
-        self._arrived.set()
+        self._wake()
 
 
 class _ChoiceSink:

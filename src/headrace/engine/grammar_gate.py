@@ -10,14 +10,16 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-
-from llguidance import LLMatcher, LLTokenizer
+from typing import TYPE_CHECKING
 
 from headrace.core.messages import AddRequest, TokenOutput
 from headrace.engine.wire import Abort, Add, Explain, FromEngine, Outputs, Shutdown, Vocabulary
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import StructuredOutputs
-from headrace.text.grammar_compiler import STACK_BYTES, compile_matcher
+from headrace.text.grammar_bounds import STACK_BYTES
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT = 32
 
@@ -118,6 +120,8 @@ class GrammarGate:
 
     def _compiled(self, structured: StructuredOutputs) -> LLMatcher:
         key = (structured.kind, structured.source)
+        from headrace.text.grammar_compiler import compile_matcher  # with the library: an engine that is never asked for a form does not hold it
+
         matcher = self._kept.pop(key, None)
         if matcher is None:
             assert self._tokenizer is not None, "the vocabulary comes first"

@@ -2,7 +2,8 @@
 
 Layout: magic, version, counts; metadata (key, type, value); tensor table (name, dims, type, offset); padding; data.
 The header is checked against the file's size while it is read, so a torn or hostile file is refused before anything is allocated
-from its numbers. Reading a header doesn't need torch: the process that only wants the tokenizer stays small.
+from its numbers. Reading a header needs neither torch nor numpy, and texts of its arrays are made when somebody reads them: the process
+that only wants the tokenizer stays small, and so does the one that only wants the tensors.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, overload
 
 from headrace.errors import ModelLoadError
-from headrace.models.gguf_blocks import FORMATS, OTHER_FORMATS, BlockFormat, dequantize
+from headrace.models.gguf_formats import FORMATS, OTHER_FORMATS, BlockFormat
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 _MAX_ARRAY_ITEMS = 1 << 24  # of all metadata arrays together
@@ -28,6 +29,7 @@ _MAX_ARRAY_DEPTH = 4
 _MAX_DIMS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # metadata type -> struct code
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # before each text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,49 @@ class GGUFTensor:
         return OTHER_FORMATS.get(self.type_number, f"number {self.type_number}")
 
 
+class GGUFTexts(Sequence[str]):
+    """An array of texts, which stay in the file until they are read: a vocabulary is a hundred thousand of them.
+
+    Reading raises ModelLoadError for a text that is no UTF-8.
+    """
+
+    def __init__(self, data: mmap.mmap, start: int, count: int, *, where: str) -> None:
+        self._data, self._start, self._count, self._where = data, start, count, where
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        data, position, unpack_length = self._data, self._start, _LENGTH.unpack_from
+        try:
+            for _ in range(self._count):
+                start = position + _LENGTH.size
+                position = start + unpack_length(data, position)[0]
+                yield data[start:position].decode()
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(f"{self._where}: torn GGUF file: a text in the header is not UTF-8. Fetch it again.") from error
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """From the first one on each time: for a few of them."""
+        return list(self)[index]
+
+
+def _end_of_texts(data: mmap.mmap, position: int, count: int) -> int:
+    """The byte behind `count` texts, which may lie past the end."""
+    size, unpack_length = len(data), _LENGTH.unpack_from
+    for _ in range(count):
+        position += _LENGTH.size + unpack_length(data, position)[0]
+        if position > size:
+            break
+    return position
+
+
 class GGUFFile:
-    """`metadata`: key -> value (numbers, strings, lists). `tensors`: name -> GGUFTensor, in the file's order.
+    """`metadata`: key -> value (numbers, strings, sequences). `tensors`: name -> GGUFTensor, in the file's order.
 
     Raises ModelLoadError, naming the file, where it is missing, torn, or not a GGUF file of a known version.
     """
@@ -81,6 +124,8 @@ class GGUFFile:
         """float32 tensor of the file's shape. Raises ModelLoadError for a format that isn't read here."""
         import torch
 
+        from headrace.models.gguf_blocks import dequantize
+
         tensor = self._readable(name)
         assert tensor.format is not None
         return torch.from_numpy(dequantize(self._bytes(tensor), tensor.format)).view(tensor.shape)
@@ -102,6 +147,8 @@ class GGUFFile:
         return tensor
 
     def _bytes(self, tensor: GGUFTensor) -> np.ndarray:
+        import numpy as np
+
         return np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
 
     def _torn(self, reason: str) -> ModelLoadError:
@@ -140,19 +187,12 @@ class GGUFFile:
             return self._take_strings(count)
         return [self._take_value(item_kind, depth + 1) for _ in range(count)]
 
-    def _take_strings(self, count: int) -> list[str]:
-        """A vocabulary is a hundred thousand short texts, which every start reads: one loop instead of calls for each."""
-        data, position, size = self._data, self._position, len(self._data)
-        unpack_length = struct.Struct("<Q").unpack_from
-        texts = []
-        for _ in range(count):
-            start = position + 8
-            position = start + unpack_length(data, position)[0]
-            if position > size:
-                raise self._torn(f"a text of {position - start} bytes goes past its end")
-            texts.append(data[start:position].decode())
-        self._position = position
-        return texts
+    def _take_strings(self, count: int) -> GGUFTexts:
+        start = self._position
+        self._position = _end_of_texts(self._data, start, count)
+        if self._position > len(self._data):
+            raise self._torn("a list of texts goes past its end")
+        return GGUFTexts(self._data, start, count, where=str(self.path))
 
     def _read_header(self) -> None:
         magic = self._data[:4]

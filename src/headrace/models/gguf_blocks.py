@@ -10,10 +10,11 @@ Shape suffixes: N blocks, S sub-blocks of a block, V values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.models.gguf_formats import BlockFormat
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -21,21 +22,14 @@ Floats = NDArray[np.float32]
 _VALUES_AT_ONCE = 1 << 18  # the temporaries of so many values stay in the processor's cache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFormat:
-    name: str
-    block_size: int  # values
-    block_bytes: int
-    unpack: Callable[[Bytes], Floats]  # [N, block_bytes] -> [N, block_size]
-
-
 def dequantize(raw: Bytes, block_format: BlockFormat) -> Floats:
     """`raw`: uint8, whole blocks. Returns float32 [values], writable, not aliasing `raw`."""
     blocks = raw.reshape(-1, block_format.block_bytes)
     out = np.empty((len(blocks), block_format.block_size), dtype=np.float32)
     step = max(1, _VALUES_AT_ONCE // block_format.block_size)
+    unpack = _UNPACK[block_format.name]
     for first in range(0, len(blocks), step):
-        out[first : first + step] = block_format.unpack(blocks[first : first + step])
+        out[first : first + step] = unpack(blocks[first : first + step])
     return out.reshape(-1)
 
 
@@ -155,45 +149,19 @@ def _f64(blocks: Bytes) -> Floats:
     return blocks.view("<f8").astype(np.float32)
 
 
-# by the number that a GGUF file writes
-FORMATS: dict[int, BlockFormat] = {
-    number: BlockFormat(name=name, block_size=block_size, block_bytes=block_bytes, unpack=unpack)
-    for number, name, block_size, block_bytes, unpack in (
-        (0, "F32", 1, 4, _f32),
-        (1, "F16", 1, 2, _f16),
-        (2, "Q4_0", 32, 18, _q4_0),
-        (3, "Q4_1", 32, 20, _q4_1),
-        (6, "Q5_0", 32, 22, _q5_0),
-        (7, "Q5_1", 32, 24, _q5_1),
-        (8, "Q8_0", 32, 34, _q8_0),
-        (10, "Q2_K", 256, 84, _q2_k),
-        (11, "Q3_K", 256, 110, _q3_k),
-        (12, "Q4_K", 256, 144, _q4_k),
-        (13, "Q5_K", 256, 176, _q5_k),
-        (14, "Q6_K", 256, 210, _q6_k),
-        (28, "F64", 1, 8, _f64),
-        (30, "BF16", 1, 2, _bf16),
-    )
-}
-
-# formats that exist but are not read here; named in errors
-OTHER_FORMATS: dict[int, str] = {
-    9: "Q8_1",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
+_UNPACK: dict[str, Callable[[Bytes], Floats]] = {  # [N, bytes of a block] -> [N, V]
+    "F32": _f32,
+    "F16": _f16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "F64": _f64,
+    "BF16": _bf16,
 }

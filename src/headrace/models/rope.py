@@ -115,11 +115,20 @@ def _yarn_amplitude(factor: float, mscale: float | None, mscale_all_dim: float |
     return amplitude(1.0)
 
 
+TABLE_POSITIONS = 8192  # 4 MiB at a rotary size of 64
+_FIRST_TABLE = 1024
+
+
 class RotaryEmbedding:
-    """cos and sin of a step's positions. Holds no cache: a few thousand cosines a step cost less than a table of the whole context."""
+    """cos and sin of a step's positions.
+
+    On CPU those of the first `TABLE_POSITIONS` are kept once they were needed: torch hands even a few thousand cosines to its threads, which want
+    cores that are busy with the step before, and a prompt of 128 tokens can wait a millisecond for them.
+    """
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self.config = config
+        self._tables: dict[torch.dtype, tuple[Tensor, Tensor]] = {}  # each [positions, 1, rotary_dim]
         self._exponents_F = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32, device=device) / config.rotary_dim
         plain_F = 1.0 / config.theta**self._exponents_F
         self._long_F: Tensor | None = None
@@ -137,8 +146,29 @@ class RotaryEmbedding:
             plain_F = plain_F / torch.tensor(config.frequency_divisors, device=device)
         self._inverse_F = plain_F
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies make tables of their own."""
+        return self.__dict__ | {"_tables": {}}
+
     def cos_sin(self, positions_T: Tensor, length_T: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [T, 1, rotary_dim] in `dtype`, for `rotate`. `length_T` [T] int64: needed if `config.length_dependent`."""
+        if positions_T.device.type == "cpu" and not self.config.length_dependent and not torch.compiler.is_compiling() and len(positions_T):
+            num_positions = int(positions_T.max()) + 1
+            if num_positions <= TABLE_POSITIONS:
+                cos, sin = self._table(num_positions, dtype)
+                return cos.index_select(0, positions_T), sin.index_select(0, positions_T)
+        return self._compute(positions_T, length_T, dtype)
+
+    def _table(self, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of so many positions, or more."""
+        table = self._tables.get(dtype)
+        if table is None or len(table[0]) < num_positions:
+            size = max(_FIRST_TABLE, 1 << (num_positions - 1).bit_length())
+            with torch.inference_mode(mode=False), torch.no_grad():  # it outlives the step that makes it
+                table = self._tables[dtype] = self._compute(torch.arange(size, device=self._inverse_F.device), None, dtype)
+        return table
+
+    def _compute(self, positions_T: Tensor, length_T: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles_TF = positions_T[:, None].float() * self._inverse_frequencies(length_T)
         cos_TF, sin_TF = angles_TF.cos(), angles_TF.sin()
         if self.config.amplitude != 1.0:

@@ -19,6 +19,7 @@ from prometheus_client.samples import Sample
 
 from headrace.observe.compile_metrics import CompileMetrics, Status
 from headrace.observe.drift import DriftWatch
+from headrace.observe.token_metrics import TokenMetrics
 from headrace.observe.work import Work
 from headrace.observe.work_metrics import WorkMetrics
 
@@ -107,12 +108,12 @@ class Metrics:
         self._kv_usage = self._gauge(both, "kv_cache_usage_perc", "Share of the KV blocks that requests hold, from 0 to 1.")
         self._cached_blocks = self._gauge(both, "kv_cache_cached_blocks", "KV blocks that the prefix cache can find.")
         self._prompt_tokens = self._counter(both, "prompt_tokens", "Tokens of accepted prompts.")
-        self._generation_tokens = self._counter(both, "generation_tokens", "Tokens generated.")
+        self._tokens = TokenMetrics(model_name, SHORT_SECONDS)
+        both.register(self._tokens)
         self._success = Counter("request_success", "Choices that ended, by reason.", ("model_name", "finished_reason"), registry=both)
         for reason in FINISH_REASONS:
             self._success.labels(model_name, reason)
         self._first = self._histogram(both, "time_to_first_token_seconds", "From arrival to the first token.", SHORT_SECONDS)
-        self._between = self._histogram(both, "inter_token_latency_seconds", "Between successive tokens of a choice.", SHORT_SECONDS)
         self._end_to_end = self._histogram(both, "e2e_request_latency_seconds", "From arrival to the end of a choice.", LONG_SECONDS)
         self._prompt_sizes = self._histogram(both, "request_prompt_tokens", "Tokens of a prompt.", TOKENS)
         self._answer_sizes = self._histogram(both, "request_generation_tokens", "Tokens of a choice.", TOKENS)
@@ -159,7 +160,7 @@ class Metrics:
 
     @harmless
     def generated(self, tokens: int) -> None:
-        self._generation_tokens.inc(tokens)
+        self._tokens.generated(tokens)
 
     @harmless
     def first_token(self, seconds: float) -> None:
@@ -171,8 +172,7 @@ class Metrics:
     @harmless
     def more_tokens(self, seconds: float, count: int) -> None:
         """`count` tokens came together, so long after the one before them."""
-        for _ in range(count):
-            self._between.observe(max(0.0, seconds) / count)
+        self._tokens.more(max(0.0, seconds), count)
 
     @harmless
     def finished(self, reason: str, seconds: float, tokens: int) -> None:

@@ -1,14 +1,14 @@
 """How long a step takes, from what is in it: fitted to measured steps, or a roofline (`devices`).
 
 The scheduler has a model of its own (`core.step_time`), six numbers that it learns while it serves. This one is fitted once, to all that was
-measured:
+measured, apart for steps of decodes alone and for steps with prompt tokens, which other kernels compute:
 
-    seconds = base(tokens) + p * has_prefill + a * sampled + b * context + c * attended
+    seconds = base + d(decodes) + p(prompt tokens) + a * first tokens + b * context + c * attended
 
-`base` rises piecewise linearly with the tokens of the step: a few rows cost as much as one, as long as the weights are what a step waits for,
-and many cost what their products cost. All slopes are non-negative (a weighted least squares fit of relative errors). What a step takes beside
-that, because a real machine pauses, is drawn from the ratios of measured to fitted time of the measured steps of about its size. Weights are taken
-from the fit itself and not from the measured times: else the steps that happened to be fast would count most, and the fit would lie below them all.
+`d` and `p` rise piecewise linearly: a few rows cost as much as one, as long as the weights are what a step waits for, and many cost what their
+products cost. All slopes are non-negative (a weighted least squares fit of relative errors). What a step takes beside that, because a real machine
+pauses, is drawn from the ratios of measured to fitted time of the measured steps of about its size. Weights are taken from the fit itself and not
+from the measured times: else the steps that happened to be fast would count most, and the fit would lie below them all.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from headrace.errors import ConfigError
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384, 32768)
 BENCH_STEP = "headrace-step-1"
+LEAST_STEPS = 4  # of a kind that is fitted for itself
 ROUNDS = 6  # of fits, each weighted by the one before
 LEAST_RATIOS = 40  # that a step's noise is drawn from
 LEAST_S = 1e-9  # no step takes less
@@ -39,11 +40,19 @@ _Kind = tuple[bool, int]  # whether it has prompt tokens, and the index of the k
 class StepShape(NamedTuple):
     """What is in a step."""
 
-    tokens: int  # of all rows
-    sampled: int  # rows that yield a token
-    context: int  # sum over rows of one token of the positions that they attend to
-    attended: int  # sum over the other rows of tokens * positions before and in them
-    has_prefill: bool  # some row has more than one token, or is a prompt's last
+    decodes: int  # rows of one token that yield the next
+    context: int  # sum over them of the positions that they attend to
+    prompt_tokens: int  # of all other rows
+    attended: int  # sum over these of tokens * positions before and in them
+    sampled: int  # rows of both kinds that yield a token
+
+    @property
+    def tokens(self) -> int:
+        return self.decodes + self.prompt_tokens
+
+    @property
+    def has_prefill(self) -> bool:
+        return self.prompt_tokens > 0
 
 
 class Costs(Protocol):
@@ -52,18 +61,18 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measured step."""
+    """One measured step; see `StepShape`."""
 
-    tokens: int
-    sampled: int
+    decodes: int
     context: int
+    prompt_tokens: int
     attended: int
-    has_prefill: bool
+    sampled: int
     seconds: float
 
     @property
     def shape(self) -> StepShape:
-        return StepShape(self.tokens, self.sampled, self.context, self.attended, self.has_prefill)
+        return StepShape(self.decodes, self.context, self.prompt_tokens, self.attended, self.sampled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +120,11 @@ class Measured:
         """Steps that ran without a service around them; see `headrace.bench.inside.step`."""
         samples = [
             Sample(
-                tokens=point["tokens"],
-                sampled=point["sampled"],
+                decodes=point["rows"],
                 context=point["rows"] * (point["context"] + 1),
+                prompt_tokens=point["prompt_tokens"],
                 attended=point["prompt_tokens"] * (point["context"] + point["prompt_tokens"]),
-                has_prefill=point["prompt_tokens"] > 0,
+                sampled=point["sampled"],
                 seconds=milliseconds / 1e3,
             )
             for point in value["points"]
@@ -137,32 +146,76 @@ class Measured:
         )
 
 
-class FittedCosts:
-    """Made by `fit`. `noise`: seed of the ratios that steps are drawn with; None: a step takes what the fit says."""
+class Ramp:
+    """Rises piecewise linearly from 0 at the first of `knots`; behind the last one its slope goes on."""
 
-    def __init__(self, knots: Sequence[int], weights: Sequence[float], ratios: Mapping[_Kind, Sequence[float]], *, noise: int | None = 0) -> None:
-        self._knots = tuple(knots)
-        self._weights = tuple(weights)  # a constant, a slope from each knot to the next one (from the last on without an end), p, a, b and c
-        base = [weights[0]]
-        for low, high, slope in zip(knots, knots[1:], weights[1:], strict=False):
-            base.append(base[-1] + slope * (high - low))
-        self._base = base
+    def __init__(self, knots: Sequence[int], slopes: Sequence[float]) -> None:
+        self._knots, self._slopes = tuple(knots), tuple(slopes)
+        self._heights = [0.0]
+        for low, high, slope in zip(knots, knots[1:], slopes, strict=False):
+            self._heights.append(self._heights[-1] + slope * (high - low))
+
+    def __call__(self, count: int) -> float:
+        i = max(0, bisect_left(self._knots, count) - 1)
+        return self._heights[i] + self._slopes[i] * max(0, count - self._knots[i])
+
+    @staticmethod
+    def features(count: int, knots: Sequence[int]) -> list[float]:
+        """Which a `Ramp`'s slopes are the weights of."""
+        ends = (*knots[1:], None)
+        return [max(0.0, (count if end is None else min(count, end)) - knot) for knot, end in zip(knots, ends, strict=True)]
+
+
+class Line:
+    """What steps of one kind take."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        decode_knots = _knots([sample.decodes for sample in samples])
+        prompt_knots = _knots([sample.prompt_tokens for sample in samples])
+        rows = [self._features(sample.shape, decode_knots, prompt_knots) for sample in samples]
+        measured = [sample.seconds for sample in samples]
+        scale = measured
+        for _ in range(ROUNDS):
+            weights = _non_negative(rows, measured, scale)
+            middle = 1 + len(decode_knots)
+            self._base = weights[0]
+            self._decodes, self._prompt = Ramp(decode_knots, weights[1:middle]), Ramp(prompt_knots, weights[middle:-3])
+            self._first, self._context, self._attended = weights[-3:]
+            scale = [self(sample.shape) for sample in samples]
+
+    def __call__(self, shape: StepShape) -> float:
+        seconds = self._base + self._decodes(shape.decodes) + self._prompt(shape.prompt_tokens) + self._first * (shape.sampled - shape.decodes)
+        return max(LEAST_S, seconds + self._context * shape.context + self._attended * shape.attended)
+
+    @staticmethod
+    def _features(shape: StepShape, decode_knots: Sequence[int], prompt_knots: Sequence[int]) -> list[float]:
+        ramps = [*Ramp.features(shape.decodes, decode_knots), *Ramp.features(shape.prompt_tokens, prompt_knots)]
+        return [1.0, *ramps, float(shape.sampled - shape.decodes), float(shape.context), float(shape.attended)]
+
+
+class FittedCosts:
+    """Made by `fit`. `lines`: by whether there are prompt tokens; one may be missing. `noise`: seed of the ratios that steps are drawn with;
+    None: a step takes what the fit says."""
+
+    def __init__(self, lines: Mapping[bool, Line], ratios: Mapping[_Kind, Sequence[float]], *, noise: int | None = 0) -> None:
+        self._lines = lines
         self._ratios = {kind: tuple(values) for kind, values in ratios.items()}
         self._pools: dict[_Kind, tuple[float, ...]] = {}  # ratios that a step of this kind is drawn from
         self._draw = None if noise is None else random.Random(noise)
 
     def fitted(self, shape: StepShape) -> float:
-        knots, weights = self._knots, self._weights
-        i = max(0, bisect_left(knots, shape.tokens) - 1)
-        base = self._base[i] + weights[1 + i] * (shape.tokens - knots[i])
-        base += weights[-4] if shape.has_prefill else 0.0
-        return base + weights[-3] * shape.sampled + weights[-2] * shape.context + weights[-1] * shape.attended
+        line = self._lines.get(shape.prompt_tokens > 0)
+        if line is not None:
+            return line(shape)
+        if shape.prompt_tokens:  # no such step was measured: as if each of them decoded
+            return self._lines[False](StepShape(shape.tokens, shape.context + shape.attended, 0, 0, shape.tokens))
+        return self._lines[True](shape)
 
     def seconds(self, shape: StepShape) -> float:
         seconds = self.fitted(shape)
         if self._draw is None:
             return seconds
-        kind = (shape.has_prefill, max(0, bisect_left(self._knots, shape.tokens) - 1))
+        kind = _kind(shape)
         pool = self._pools.get(kind) or self._pool(kind)
         return seconds * pool[int(self._draw.random() * len(pool))]
 
@@ -170,7 +223,7 @@ class FittedCosts:
         """The kind's own ratios and, where these are few, those of the next sizes on both sides."""
         has_prefill, place = kind
         found: list[float] = []
-        for distance in range(len(self._knots)):
+        for distance in range(len(KNOTS)):
             for other in {place - distance, place + distance}:
                 found += self._ratios.get((has_prefill, other), ())
             if len(found) >= LEAST_RATIOS:
@@ -180,7 +233,7 @@ class FittedCosts:
 
     def with_noise(self, noise: int | None) -> FittedCosts:
         """The same fit with another seed, or without noise."""
-        return FittedCosts(self._knots, self._weights, self._ratios, noise=noise)
+        return FittedCosts(self._lines, self._ratios, noise=noise)
 
     def spread(self) -> dict[str, float]:
         """How far measured steps are from fitted ones: the middle of |ratio - 1|, of steps of decodes and of steps with prompts."""
@@ -192,38 +245,32 @@ class FittedCosts:
 
 
 def fit(samples: Sequence[Sample], *, noise: int | None = 0) -> FittedCosts:
-    """Raises `ConfigError` where the samples say nothing (fewer than four, or no time passed)."""
-    good = [sample for sample in samples if sample.seconds > 0.0 and sample.tokens > 0]
-    if len(good) < 4:
+    """Raises `ConfigError` where the samples say nothing (fewer than four of either kind, or no time passed)."""
+    good = [sample for sample in samples if sample.seconds > 0.0 and sample.shape.tokens > 0]
+    kinds = {has_prefill: [sample for sample in good if sample.shape.has_prefill == has_prefill] for has_prefill in (False, True)}
+    kinds = {has_prefill: found for has_prefill, found in kinds.items() if len(found) >= LEAST_STEPS}
+    if not kinds:
         raise ConfigError(f"{len(good)} measured steps are too few to say how long a step takes; measure again for longer.")
-    knots = _knots([sample.tokens for sample in good])
-    rows = [_features(sample.shape, knots) for sample in good]
-    measured = [sample.seconds for sample in good]
-    scale = measured
-    for _ in range(ROUNDS):
-        weights = _non_negative(rows, measured, scale)
-        plain = FittedCosts(knots, weights, {}, noise=None)
-        scale = [max(LEAST_S, plain.fitted(sample.shape)) for sample in good]
+    lines = {has_prefill: Line(found) for has_prefill, found in kinds.items()}
     ratios: dict[_Kind, list[float]] = defaultdict(list)
-    for sample, fitted in zip(good, scale, strict=True):
-        ratios[sample.has_prefill, max(0, bisect_left(knots, sample.tokens) - 1)].append(sample.seconds / fitted)
-    return FittedCosts(knots, weights, ratios, noise=noise)
+    for has_prefill, found in kinds.items():
+        for sample in found:
+            ratios[_kind(sample.shape)].append(sample.seconds / lines[has_prefill](sample.shape))
+    return FittedCosts(lines, ratios, noise=noise)
 
 
-def _knots(tokens: Sequence[int]) -> list[int]:
+def _kind(shape: StepShape) -> _Kind:
+    return (shape.prompt_tokens > 0, max(0, bisect_left(KNOTS, shape.decodes + shape.prompt_tokens) - 1))
+
+
+def _knots(counts: Sequence[int]) -> list[int]:
     """Those between which there is at least one measured step, so that each slope is known from something."""
-    seen = sorted(tokens)
+    seen = sorted(counts)
     knots = [seen[0]]
     for knot in KNOTS:
         if knots[-1] < knot < seen[-1] and bisect_left(seen, knot + 1) > bisect_left(seen, knots[-1] + 1):
             knots.append(knot)
     return knots
-
-
-def _features(shape: StepShape, knots: Sequence[int]) -> list[float]:
-    ends = (*knots[1:], None)
-    parts = [max(0.0, (shape.tokens if end is None else min(shape.tokens, end)) - knot) for knot, end in zip(knots, ends, strict=True)]
-    return [1.0, *parts, float(shape.has_prefill), float(shape.sampled), float(shape.context), float(shape.attended)]
 
 
 def _non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float], scale: Sequence[float]) -> list[float]:

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.bench.figures import percentile
 from headrace.bench.traces import Trace
 from headrace.config import SchedulerConfig
-from headrace.plan.costs import Costs
+from headrace.plan.costs import Costs, Sample
 from headrace.plan.simulator import Delays, Outcome, Overrun, Replay, SimulatedEngine, Watch
 from headrace.plan.slo import Limit, misses
 
@@ -27,12 +27,13 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What is simulated. `costs(seed)`: of a step, on the engine of that number."""
+    """What is simulated. `costs(seed)`: of a step, on the engine of that number. `known`: see `SimulatedEngine`."""
 
     config: SchedulerConfig
     costs: Callable[[int], Costs]
     delays: Delays
     async_scheduling: bool = True
+    known: Sequence[Sample] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,7 +137,9 @@ def replay(
     replays = []
     with _without_collector():
         for number in range(min(replicas, len(trace.requests))):
-            simulated = SimulatedEngine(engine.config, engine.costs(number), engine.delays, async_scheduling=engine.async_scheduling, watch=watch)
+            simulated = SimulatedEngine(
+                engine.config, engine.costs(number), engine.delays, async_scheduling=engine.async_scheduling, watch=watch, known=engine.known
+            )
             try:
                 replays.append(simulated.run(trace.requests[number::replicas]))
             except Overrun:

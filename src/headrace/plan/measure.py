@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from headrace.bench.load import body_of
 from headrace.bench.sse_client import Record, Target
 from headrace.bench.workload import BenchRequest
 from headrace.errors import StartError
-from headrace.plan.costs import Sample
+from headrace.plan.costs import Sample, StepShape
 
-ALONE_S = 8.0  # of one client after the other's answer, which the delays around the engine are taken from
-LEVEL_S = 5.0  # of each larger number of clients
-FULL_LEVELS = 3  # times as long with all of them: first their prompts come, then what a full service does
+LEVEL_S = 5.0  # of each number of clients
+ALONE_LEVELS = 1.6  # times as long with one
+FULL_LEVELS = 3  # with all of them: first their prompts come, then what a full service does
 ALONE_OUTPUT = 6  # tokens of an answer then
 WARM_UP = 2  # requests
+MOST_POINTS = 400  # that the delay of each prompt token is taken from
 LONGEST_HANDOFF_S = 0.005  # a longer gap between two steps was a wait for work
 ENGINE, REQUESTS, RUNNER = 1, 2, 2  # process and thread ids of server.perfetto
 
@@ -59,9 +59,9 @@ def measure(
     """`record`: what `POST /debug/trace?seconds=` answers. `requests`: never end, and no two prompts are alike but for
     what the trace's share: the prefix cache would answer them. Numbers of `clients` are ascending.
     """
-    recordings, alone = asyncio.run(_Loops(target, record, requests, model).run(clients, level_s, on_level))
+    recordings, records = asyncio.run(_Loops(target, record, requests, model).run(clients, level_s, on_level))
     samples = [sample for recording in recordings for sample in samples_of(recording)]
-    before, before_token, after = delays_of(recordings[0], alone)
+    before, before_token, after = delays_of(recordings, records)
     gaps = [gap for recording in recordings for gap in handoffs(recording)]
     return Measurement(
         samples=tuple(samples),
@@ -85,15 +85,13 @@ class _Loops:
         self._records: list[Record] = []
 
     async def run(self, clients: Sequence[int], level_s: float, on_level: Callable[[], None]) -> tuple[list[Recording], list[Record]]:
-        """The recordings, and the records of requests that were sent and ended in the first of them, by one client alone."""
+        """The recordings, and the records of all requests but those that warmed up."""
         for _ in range(WARM_UP):
             await self._send()
         self._records.clear()
         try:
             self._tasks.append(asyncio.create_task(self._client()))
-            begin = time.monotonic()
-            recordings = [await self._recorded(ALONE_S)]
-            alone = [record for record in self._records if record.sent > begin]
+            recordings = [await self._recorded(level_s * ALONE_LEVELS)]
             self._alone = False
             on_level()
             for count in clients[1:]:
@@ -106,7 +104,7 @@ class _Loops:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        return recordings, alone
+        return recordings, self._records
 
     async def _recorded(self, seconds: float) -> Recording:
         found = await asyncio.to_thread(self._record, seconds)
@@ -150,27 +148,26 @@ def rows_of(recording: Recording) -> dict[int, list[dict[str, Any]]]:
 
 def samples_of(recording: Recording) -> list[Sample]:
     """One for each step."""
-    shapes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # tokens, sampled, context, attended, has_prefill
+    shapes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # the fields of a `StepShape`
     for slices in rows_of(recording).values():
         rows = [event for event in slices if "args" in event]
         for event, later in itertools.zip_longest(rows, rows[1:]):
             place = event["args"]
             tokens, position, shape = place["tokens"], place["position"], shapes[place["step"]]
-            shape[0] += tokens
             if event["name"] == "decode":
-                shape[1] += 1
-                shape[2] += position + 1
+                shape[0] += 1
+                shape[1] += position + 1
+                shape[4] += 1
             else:
-                shape[1] += later is None or later["name"] == "decode"
+                shape[2] += tokens
                 shape[3] += tokens * (position + tokens)
-                shape[4] = 1
+                shape[4] += later is None or later["name"] == "decode"
     samples = []
     for event in steps_of(recording):
         number = int(str(event["name"]).removeprefix("step ").split(":")[0])
-        tokens, sampled, context, attended, has_prefill = shapes[number]
-        if tokens:
-            seconds = float(event["dur"]) / 1e6
-            samples.append(Sample(tokens=tokens, sampled=sampled, context=context, attended=attended, has_prefill=bool(has_prefill), seconds=seconds))
+        found = StepShape(*shapes[number])
+        if found.tokens:
+            samples.append(Sample(**found._asdict(), seconds=float(event["dur"]) / 1e6))
     return samples
 
 
@@ -181,29 +178,42 @@ def handoffs(recording: Recording) -> list[float]:
     return [gap for gap in gaps if 0.0 <= gap < LONGEST_HANDOFF_S]
 
 
-def delays_of(recording: Recording, records: Sequence[Record]) -> tuple[float, float, float]:
-    """Seconds before the engine, of them for each prompt token, and behind it: what a client's time to the first token has beside the engine's.
+def delays_of(recordings: Sequence[Recording], records: Sequence[Record]) -> tuple[float, float, float]:
+    """Seconds before the engine, of them for each prompt token, and behind it: the medians over all requests, however busy the engine was.
 
-    `records`: of one client, whose requests came one after the other. In the recording they are told apart by their number of prompt tokens.
+    `records`: of a client on the server's machine, whose clock is the recordings'. Of requests whose prompts have as many tokens, the one belongs to
+    a record that came after it was sent and whose prompt was done before its first token was seen.
     """
-    inside: dict[int, list[float]] = defaultdict(list)  # prompt tokens -> seconds from its arrival to the end of its prompt, in order
-    for slices in rows_of(recording).values():
-        prompts = [event for event in slices if "args" in event and event["name"] != "decode"]
-        queued = [event for event in slices if event["name"] == "queued"]
-        if queued and prompts:
-            last = prompts[-1]
-            end = float(last["ts"]) + float(last["dur"])
-            inside[last["args"]["position"] + last["args"]["tokens"]].append((end - float(queued[0]["ts"])) / 1e6)
-    points: list[tuple[int, float]] = []
-    for tokens, times in inside.items():
-        same = [ended.first - ended.sent for ended in records if ended.num_prompt_tokens == tokens and ended.first is not None]
-        if len(same) == len(times):  # else one was cut off, and which is not known
-            points += [(tokens, max(0.0, outside - engine)) for outside, engine in zip(same, times, strict=True)]
-    if not points:
+    waiting: dict[int, list[tuple[float, float]]] = defaultdict(list)  # prompt tokens -> when requests came and when their prompts were done
+    for recording in recordings:
+        for tokens, came, done in _prompts_of(recording):
+            waiting[tokens].append((came, done))
+    before: list[tuple[int, float]] = []
+    after: list[float] = []
+    for record in sorted(records, key=lambda record: record.sent):
+        here = waiting[record.num_prompt_tokens]
+        match = next((times for times in here if record.sent <= times[0] and record.first is not None and times[1] <= record.first), None)
+        if match is not None and record.first is not None:
+            here.remove(match)
+            before.append((record.num_prompt_tokens, match[0] - record.sent))
+            after.append(record.first - match[1])
+    if not before:
         return 0.0, 0.0, 0.0
-    slope = max(0.0, _slope(points))
-    rest = statistics.median(seconds - slope * tokens for tokens, seconds in points)
-    return max(0.0, rest) / 2, slope, max(0.0, rest) / 2  # how it is divided nobody measures; it matters little
+    slope = max(0.0, _slope(before[:: -(-len(before) // MOST_POINTS)]))
+    return max(0.0, statistics.median(seconds - slope * tokens for tokens, seconds in before)), slope, statistics.median(after)
+
+
+def _prompts_of(recording: Recording) -> Iterator[tuple[int, float, float]]:
+    """Tokens, arrival and end of each prompt that came and was done while the recording lasted, in monotonic seconds."""
+    begin = float(recording["otherData"]["begin"])
+    for slices in rows_of(recording).values():
+        rows = [event for event in slices if "args" in event]
+        prompts = [event for event in rows if event["name"] != "decode"]
+        queued = [event for event in slices if event["name"] == "queued"]
+        if queued and prompts and len(prompts) < len(rows):
+            last = prompts[-1]
+            tokens = last["args"]["position"] + last["args"]["tokens"]
+            yield tokens, begin + float(queued[0]["ts"]) / 1e6, begin + (float(last["ts"]) + float(last["dur"])) / 1e6
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:

@@ -16,7 +16,8 @@ from headrace.bench.traces import TracedRequest
 from headrace.config import SchedulerConfig
 from headrace.core.messages import AddRequest, SampledRow, StepPlan, StepResult, TokenOutput
 from headrace.core.scheduler import Scheduler
-from headrace.plan.costs import Costs, StepShape
+from headrace.core.step_time import StepWork
+from headrace.plan.costs import Costs, Sample, StepShape
 from headrace.sampling_params import SamplingParams
 
 TOKEN = 0  # every answer consists of it
@@ -83,19 +84,18 @@ class Watch:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    tokens = sampled = context = attended = 0
-    has_prefill = False
+    decodes = context = prompt_tokens = attended = sampled = 0
     for row in plan.rows:
         count = row.num_tokens
-        tokens += count
         if row.sample:
             sampled += 1
             if count == 1:
+                decodes += 1
                 context += row.start + 1
                 continue
-        has_prefill = True
+        prompt_tokens += count
         attended += count * (row.start + count)
-    return StepShape(tokens, sampled, context, attended, has_prefill)
+    return StepShape(decodes, context, prompt_tokens, attended, sampled)
 
 
 class Prompts:
@@ -121,6 +121,8 @@ class Prompts:
 
 
 class SimulatedEngine:
+    """`known`: steps that the scheduler has learned from before, the latest last: how large it makes steps depends on what it thinks they take."""
+
     def __init__(
         self,
         config: SchedulerConfig,
@@ -129,8 +131,12 @@ class SimulatedEngine:
         *,
         async_scheduling: bool = True,
         watch: Watch | None = None,
+        known: Sequence[Sample] = (),
     ) -> None:
         self._scheduler = Scheduler(config)
+        for sample in known:
+            work = StepWork(sample.decodes, sample.context, sample.prompt_tokens, sample.attended)
+            self._scheduler.step_time.observe(work, seconds=sample.seconds)
         self._costs = costs
         self._delays = delays
         self._async_scheduling = async_scheduling
@@ -205,7 +211,7 @@ class SimulatedEngine:
         self._seconds = self._costs.seconds(shape)
         self._end = now + self._delays.handoff + self._seconds
         replay.steps += 1
-        replay.step_tokens += shape.tokens
+        replay.step_tokens += shape.decodes + shape.prompt_tokens
         replay.busy += self._seconds
 
     def _finish(self, now: float, replay: Replay) -> None:

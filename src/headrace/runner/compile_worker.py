@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.export import Dim
 
 from headrace.kernels import cpu
 from headrace.runner.buckets import Bucket
@@ -72,7 +71,7 @@ def compile_package(module: StepModule, shape: StepShape, bucket: Bucket, target
 
     keep_torchs_own((torch.ops.aten.gelu.default, torch.ops.aten.silu.default))  # functions that two compilers round differently
     inputs = example_inputs(module, bucket, shape)
-    blocks = Dim("blocks", min=2)
+    blocks = torch.export.Dim("blocks", min=2)
     *step, caches = inputs
     open_sizes = (*(None for _ in step), [({0: blocks}, {0: blocks}) for _ in caches])
     with torch.no_grad(), warnings.catch_warnings():

@@ -14,14 +14,17 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from llguidance import LLMatcher
 from torch import Tensor
 
 from headrace.core.messages import SlotStart
 from headrace.runner.interface import GrammarSource
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 MAX_WAIT_S = 1.0  # of one step, for masks
 FREE_S = 1.0  # what the masks of a request may cost at first, in seconds of a core,

@@ -27,6 +27,7 @@ from headrace.runner.execution_path import choose_path
 from headrace.runner.grammar_masks import GrammarMasks
 from headrace.runner.interface import LOST_SLOT, NON_FINITE, GrammarSource
 from headrace.runner.kernel_profile import KernelProfile
+from headrace.runner.kv_pages import KVPages
 from headrace.runner.kv_storage import KVCaches, KVShape, KVStorage, size_storage
 from headrace.runner.logprobs import token_logprobs
 from headrace.runner.memory import available_host_memory, physical_cores
@@ -99,7 +100,7 @@ class ModelRunner:
         config = self._config
         num_slots = config.max_num_seqs
         self.max_model_len = max_model_len
-        self._storage = storage
+        self._storage, self._pages = storage, KVPages(storage)
         self._history = TokenHistory(num_slots=num_slots, max_model_len=max_model_len)
         self._table = SamplingTable(num_slots)
         self._masks = GrammarMasks(self._grammars, num_slots=num_slots, num_threads=min(MAX_MASK_THREADS, self._threads))
@@ -144,6 +145,7 @@ class ModelRunner:
 
     def start_preparation(self, on_change: Callable[[], None]) -> None:
         self._preparation.start(on_change)
+        self._pages.start()
 
     def compile_status(self) -> CompileStatus:
         return self._steps.status()
@@ -178,7 +180,8 @@ class ModelRunner:
     def close(self) -> None:
         self._preparation.close()
         self._masks.close()
-        del self._model, self._storage
+        self._pages.close()
+        del self._model, self._storage, self._pages
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -216,6 +219,7 @@ class ModelRunner:
             error = self._unfit[row.slot] if self._history.holds(row) else LOST_SLOT
             if error is None:
                 self._inputs.place_blocks(row)
+                self._pages.use(row.new_block_ids)
                 live.append(index)
             else:
                 results[index] = SampledRow(request_id=row.request_id, error=error)
@@ -362,7 +366,7 @@ class ModelRunner:
         with torch.inference_mode():
             self._model.compute_logits(torch.zeros(most_samples, self._model.config.hidden_size, dtype=self._dtype, device=self._device))
         peak = torch.cuda.max_memory_allocated(self._device) - before - self._storage.num_bytes
-        del self._storage
+        del self._storage, self._pages
         torch.cuda.empty_cache()
         return peak
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import cache
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -94,11 +97,15 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
 def document_route(routes: list[BaseRoute], *, secured: bool) -> Route:
     """What describes all routes, itself among them."""
 
+    @cache
+    def document() -> bytes:
+        """Made when it is first asked for: a tenth of a second, in which a server could have started."""
+        return encode(openapi.openapi([*routes, route], secured=secured))
+
     async def describe(request: Request) -> Response:
-        return Response(document, media_type="application/json")
+        return Response(await asyncio.to_thread(document), media_type="application/json")
 
     route = Route(openapi.PATH, describe, methods=["GET"])
-    document = encode(openapi.openapi([*routes, route], secured=secured))
     return route
 
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.datastructures import Headers
 
 from headrace.errors import BodyTimeout, BodyTooLarge, InvalidRequest, QueueFull
@@ -102,6 +101,8 @@ async def read_body(receive: Receive, headers: Headers, *, max_bytes: int, timeo
 
 def count_json_values(body: bytes, *, stop_above: int) -> int:
     """An upper bound of the values in a JSON text, from its commas and brackets outside of strings; stops once above `stop_above`."""
+    import numpy as np  # only such long bodies need it
+
     count = 0
     start = 0
     in_string = False

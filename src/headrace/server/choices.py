@@ -9,7 +9,7 @@ from headrace.errors import RequestError
 from headrace.server.answer import Header, Piece, Scorer, Usage
 from headrace.server.parse import ParsedRequest, Prompt
 from headrace.server.service import LoadedModel, Service
-from headrace.server.streaming import event
+from headrace.server.streaming import encode, event
 
 Parse = Callable[[bytes, Service, LoadedModel], ParsedRequest]  # thread-safe
 NewScorers = Callable[[ParsedRequest, LoadedModel], Callable[[Prompt], Scorer] | None]
@@ -39,6 +39,7 @@ class ChoicesWire:
         self._include_usage = request.include_usage
         self._continuous_usage = request.continuous_usage
         self._chunk_fields = self._fields(form.chunk_object_name)
+        self._chunk_head = b"data: " + encode(self._chunk_fields)[:-1] + b',"choices":['
 
     def begin(self) -> bytes:
         return b""
@@ -47,10 +48,10 @@ class ChoicesWire:
         chunks = []
         for piece in batch:
             for choice in self._form.chunk_choices(piece):
-                chunk = {**self._chunk_fields, "choices": [choice]}
+                tail = b"]}\n\n"
                 if self._include_usage:
-                    chunk["usage"] = self._usage.body() if self._continuous_usage else None
-                chunks.append(event(chunk))
+                    tail = b'],"usage":' + (encode(self._usage.body()) if self._continuous_usage else b"null") + tail[1:]
+                chunks.append(self._chunk_head + encode(choice) + tail)
         return b"".join(chunks)
 
     def end(self) -> bytes:

@@ -75,15 +75,18 @@ class GenerationRoute(Generic[Request]):
         deadline_ms = earlier(request.deadline_ms, timeout_ms(scope))
         limits: KeyLimits = scope["state"]["limits"]
         charge = charge_for(request, limits)
-        request = dataclasses.replace(request, priority=limits.priority(request.priority), deadline_ms=deadline_ms)
+        priority = limits.priority(request.priority)
+        if (priority, deadline_ms) != (request.priority, request.deadline_ms):
+            request = dataclasses.replace(request, priority=priority, deadline_ms=deadline_ms)
         try:
             answer, wire = self._open(request, model, service.metrics, tenant=tenant, arrival=arrival, background=False, charge=charge, span=span)
             scope["state"]["usage"] = answer.usage
+            rest: Send = scope["state"].get("send", send)
             if span is not None:
                 span.asks(request)
-                send = span.counting(send)
+                send, rest = span.counting(send), span.counting(rest)
             try:
-                await self.respond(request, answer, wire, send)
+                await self.respond(request, answer, wire, send, rest)
             finally:
                 if span is not None:
                     span.answered(answer)
@@ -130,9 +133,10 @@ class GenerationRoute(Generic[Request]):
         answer, wire = self._open(request, model, metrics, tenant=background_tenant(tenant), arrival=time.monotonic(), background=True)
         return encode(await whole_body(answer, wire))
 
-    async def respond(self, request: Request, answer: Answer, wire: Wire, send: Send) -> None:
+    async def respond(self, request: Request, answer: Answer, wire: Wire, send: Send, rest: Send) -> None:
+        """`rest`: the server's own `send`, for what follows the start of a stream: at each token it spares the layers between."""
         if request.stream:
-            await send_stream(send, answer, wire)
+            await send_stream(send, answer, wire, rest)
         else:
             await send_body(send, answer, wire)
 

@@ -156,7 +156,7 @@ def fit(
             f"Set {limit_field} to at most {room}, or shorten the prompt.",
             param=limit_field,
         )
-    return dataclasses.replace(params, max_tokens=limit)
+    return params if limit == params.max_tokens else dataclasses.replace(params, max_tokens=limit)
 
 
 def truncate(ids: tuple[int, ...], count: int | None, model: LoadedModel) -> tuple[int, ...]:
@@ -201,7 +201,8 @@ def common(body: GenerationBody, *, model_name: str, prompt_field: str, prompts:
 
 def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) -> ParsedRequest:
     params = sampling_params(body, model, max_tokens=body.max_tokens, limit_field="max_tokens", logprobs=body.logprobs)
-    params = dataclasses.replace(params, structured=structured_outputs(body))
+    if (structured := structured_outputs(body)) is not None:
+        params = dataclasses.replace(params, structured=structured)
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens must be at least 1; 0 is allowed only with echo.", param="max_tokens")
@@ -217,4 +218,4 @@ def parse_completion(body: CompletionBody, model: LoadedModel, model_name: str) 
         fitted = fit(kept, params, model, default=DEFAULT_COMPLETION_TOKENS, limit_field="max_tokens", prompt_field="prompt")
         prompts.append(Prompt(token_ids=kept, params=fitted, echo_text=(text or "") if echo else ""))
     request = common(body, model_name=model_name, prompt_field="prompt", prompts=prompts, n=params.n, logprobs=body.logprobs)
-    return dataclasses.replace(request, echo=echo)
+    return dataclasses.replace(request, echo=echo) if echo else request

@@ -17,12 +17,12 @@ Event = dict[str, Any]
 def trace_object(trace: Trace, *, model: str) -> dict[str, Any]:
     """Groups: the engine, with its loop and its runner; one row for each request; where asked for, one for each track of kernels.
 
-    Times are microseconds from the trace's begin.
+    Times are microseconds from the trace's begin, which is told in seconds of the machine's monotonic clock.
     """
     picture = _Picture(trace)
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"model": model, "seconds": trace.end - trace.begin, "complete": not trace.is_full},
+        "otherData": {"model": model, "begin": trace.begin, "seconds": trace.end - trace.begin, "complete": not trace.is_full},
         "traceEvents": [*picture.names(), *picture.events],
     }
 

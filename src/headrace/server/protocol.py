@@ -44,7 +44,7 @@ class GatheredWrites:
     def _flush(self) -> None:
         pieces, self._pieces, self._size = self._pieces, [], 0
         if pieces and not self._transport.is_closing():
-            self._transport.write(b"".join(pieces))
+            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

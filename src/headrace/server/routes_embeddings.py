@@ -8,9 +8,8 @@ import time
 import uuid
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -31,6 +30,9 @@ from headrace.server.request_timeout import earlier, timeout_ms
 from headrace.server.schema import EmbeddingBody, validate
 from headrace.server.service import LoadedModel, Service
 from headrace.server.streaming import encode, send_encoded
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_INPUTS = 2048  # in one request, as OpenAI allows
 INPUTS_AT_ONCE = 64  # of one request in the engine: a long list does not fill its queue

@@ -27,7 +27,7 @@ from headrace.engine.client import EngineClient
 from headrace.engine.engine_process import LaunchedEngine
 from headrace.engine.generation import GenerationRequest
 from headrace.engine.generation import Generator as TextGenerator
-from headrace.engine.heap import release_freed_memory
+from headrace.engine.heap import release_code_of_the_start, release_freed_memory
 from headrace.errors import ConfigError, RequestError, StartError
 from headrace.models.store import cache_root
 from headrace.observe.tracing import Tracing
@@ -203,7 +203,6 @@ class ServingProcess:
         try:
             tokenizer, template = await asyncio.to_thread(self._load_words)
             generator = self._generator = TextGenerator(self._client, tokenizer)
-            await self._prepare_grammars(generator)
             info = await starting
         finally:
             starting.cancel()
@@ -224,15 +223,10 @@ class ServingProcess:
             reasoning_parser=self._config.reasoning_parser,
         )
         release_freed_memory()
-
-    @staticmethod
-    async def _prepare_grammars(generator: TextGenerator) -> None:
-        try:
-            await generator.prepare_grammars()
-        except RequestError as error:
-            logger.warning("requests with a form of the answer may be refused: %s", error)
+        release_code_of_the_start()
 
     def _load_words(self) -> tuple[Tokenizer, ChatTemplate]:
+        release_code_of_the_start()  # before the vocabulary is loaded, which takes the most that this process ever holds
         tokenizer = Tokenizer.load(self._engine_config.model)
         given = self._config.chat_template
         template = ChatTemplate(tokenizer.chat_template if given is None else read_template(given), tokenizer)

@@ -72,15 +72,15 @@ async def send_encoded(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data})
 
 
-async def send_stream(send: Send, answer: Answer, wire: Wire) -> None:
-    """Events as the answer is made.
+async def send_stream(send: Send, answer: Answer, wire: Wire, rest: Send) -> None:
+    """Events as the answer is made; `rest` sends what follows the start.
 
     A `RequestError` before the first piece is raised, so that it can have its own status; a later one becomes the last event.
     """
 
     async def write(data: bytes) -> None:
         if data:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await rest({"type": "http.response.body", "body": data, "more_body": True})
 
     async with aclosing(answer.batches()) as batches:
         first = await anext(batches)
@@ -95,4 +95,4 @@ async def send_stream(send: Send, answer: Answer, wire: Wire) -> None:
         except Exception:
             logger.exception("a stream failed: a fault in the server")
             await write(wire.failed(RequestFailed("The server failed to go on with this answer.")))
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await rest({"type": "http.response.body", "body": b"", "more_body": False})

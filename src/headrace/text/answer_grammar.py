@@ -7,10 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llguidance import regex_to_lark
-
 from headrace.sampling_params import StructuredOutputs
-from headrace.text.grammar import form_rule, json_rule, refusal
+from headrace.text.grammar import form_rule, json_rule, lark_regex, refusal
 from headrace.text.reasoning import ReasoningFormat
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_formats import ToolFormat
@@ -135,7 +133,7 @@ class _Writer:
         announced = f"TEXT {marker}"
         if not marker.startswith("<["):  # a marker that is text like any other
             self.rule("announced", announced, attributes="[lazy]")
-            self._rules.append(f"UNANNOUNCED: TEXT & ~/(?s:.*){regex_to_lark(re.escape(lead))}(?s:.*)/")
+            self._rules.append(f"UNANNOUNCED: TEXT & ~/(?s:.*){lark_regex(re.escape(lead))}(?s:.*)/")
             announced, rest = "announced", "UNANNOUNCED"
         before = format.before if format.opens else format.before.removeprefix(lead)
         call = self.rule("call", " | ".join(self._call(before, index, tool, format) for index, tool in calling.tools.items()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 
@@ -49,6 +49,20 @@ def _fold(root: dict[str, Any]) -> str:
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
+def _without(merges: Sequence[Any], texts: Set[str]) -> Sequence[tuple[str, str]]:
+    """Pairs that neither are made of these texts nor make one."""
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        return (tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges)  # type: ignore[misc]
+
+    def touches(pair: tuple[str, str]) -> bool:
+        return not texts.isdisjoint((*pair, "".join(pair)))
+
+    if isinstance(next(iter(merges), None), tuple) and not any(map(touches, pairs())):
+        return merges  # not copied: they may be made while they are read
+    return [pair for pair in pairs() if not touches(pair)]
+
+
 def hide_control_tokens(definition: dict[str, Any], control: Mapping[str, int]) -> dict[str, str]:
     """Rename the control tokens of a tokenizer.json in place and return text -> mark.
 
@@ -65,8 +79,7 @@ def hide_control_tokens(definition: dict[str, Any], control: Mapping[str, int]) 
     if model.get("unk_token") in marks:
         model["unk_token"] = marks[model["unk_token"]]
     if "merges" in model:
-        pairs = (merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"])
-        model["merges"] = [[left, right] for left, right in pairs if not (marks.keys() & {left, right, left + right})]
+        model["merges"] = _without(model["merges"], marks.keys())
     for token in definition["added_tokens"]:
         if token["content"] in marks:
             token.update(content=marks[token["content"]], normalized=False, single_word=False, special=True)

@@ -10,9 +10,6 @@ import json
 import re
 from typing import Any
 
-from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
-
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import StructuredOutputs
 from headrace.text.grammar_bounds import MAX_SOURCE_BYTES, check_regex, check_schema
@@ -67,14 +64,23 @@ def form_rule(structured: StructuredOutputs) -> str:
             return json_rule(_decode(source, "the schema"))
         case "regex":
             check_regex(source)
-            return f"/{regex_to_lark(source, 'd')}/"
+            return f"/{lark_regex(source, ascii_classes='d')}/"
         case "choice":
             return " | ".join(json.dumps(text) for text in _choices(source))
         case "grammar":
             return f"%lark {{\n{_lark_of(source)}\n}}"
 
 
+def lark_regex(regex: str, *, ascii_classes: str = "") -> str:
+    """A regular expression as Lark writes it between slashes; of `ascii_classes`, such as "d", only ASCII characters count."""
+    from llguidance import regex_to_lark  # here and below: a process that is never asked for a form does not hold the library
+
+    return regex_to_lark(regex, ascii_classes)
+
+
 def _lark_of(source: str) -> str:
+    from llguidance.gbnf_to_lark import is_lark_syntax
+
     check_regex(source)
     return source if is_lark_syntax(source) else _from_gbnf(source)
 
@@ -82,6 +88,8 @@ def _lark_of(source: str) -> str:
 def _from_gbnf(source: str) -> str:
     if len(source) > MAX_GBNF_CHARACTERS:
         raise ValueError(f"a grammar in GBNF may have at most {MAX_GBNF_CHARACTERS} characters; write it in Lark")
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     try:
         return gbnf_to_lark(source)
     except Exception as error:  # the converter raises nothing narrower

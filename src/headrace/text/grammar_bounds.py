@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+STACK_BYTES = 16 * 1024 * 1024  # of threads that compile: the library follows references between rules by recursion
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64  # objects and lists of the schema's text, one inside the other
 MAX_OPTIONAL_PROPERTIES = 400  # of one object; the work grows with their square

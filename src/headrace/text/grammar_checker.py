@@ -34,7 +34,10 @@ MAX_VERDICTS = 1024
 
 
 class GrammarChecker:
-    """One per process that takes requests. `close()` ends the process it started."""
+    """One per process that takes requests. `close()` ends the process it started.
+
+    The process is started for the first form and stays: most servers are never asked for one.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -50,10 +53,6 @@ class GrammarChecker:
         if self._vocabulary is None:
             self._vocabulary = GrammarVocabulary.of(self._tokenizer)
         return self._vocabulary
-
-    async def prepare(self) -> None:
-        """Starts the process, so that the first request with a form waits for nothing and takes no time from others. Raises `RequestFailed`."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._prepare_now)
 
     async def check(self, structured: StructuredOutputs) -> None:
         """Returns when the form may go to the engine. Raises `InvalidRequest`, which names the field."""
@@ -96,10 +95,6 @@ class GrammarChecker:
         self._verdicts[_key(structured)] = reason
         while len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-
-    def _prepare_now(self) -> None:
-        with self._turn:
-            self._start_worker()
 
     def _start_worker(self) -> _Worker:
         """The one there is, or a new one."""

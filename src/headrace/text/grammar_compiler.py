@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace.sampling_params import StructuredOutputs
@@ -13,7 +12,6 @@ from headrace.text.grammar import grammar_of, refusal
 
 # What the library may spend on one grammar and on one step of it.
 LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
-STACK_BYTES = 16 * 1024 * 1024  # of threads that compile: the library follows references between rules by recursion
 MAX_COMPILE_S = 3.0  # seconds of a core
 PROBE_TOKENS = 24
 MAX_PROBE_S = 0.6  # for the masks of so many tokens
@@ -22,8 +20,8 @@ MAX_PROBE_S = 0.6  # for the masks of so many tokens
 def compile_matcher(structured: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
     """A matcher at the start of an answer, its first mask worked out already. Raises `InvalidRequest`.
 
-    Call it in a thread with a stack of `STACK_BYTES`, and only with a form that a `GrammarChecker` has let pass: with others the library may
-    work for a minute, or end the process.
+    Call it in a thread with a stack of `grammar_bounds.STACK_BYTES`, and only with a form that a `GrammarChecker` has let pass: with others
+    the library may work for a minute, or end the process.
     """
     matcher = LLMatcher(tokenizer, grammar_of(structured), log_level=0, limits=LIMITS)
     if not matcher.is_error():
@@ -42,16 +40,27 @@ def try_out(structured: StructuredOutputs, tokenizer: LLTokenizer) -> None:
     begin = time.thread_time()
     draw = random.Random(0)
     for _ in range(PROBE_TOKENS):
-        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
-        if matcher.is_error() or not len(allowed):
+        mask = matcher.compute_bitmask()
+        num_allowed = sum(map(int.bit_count, mask))
+        if matcher.is_error() or num_allowed == 0:
             break
-        matcher.consume_token(int(draw.choice(allowed)))
+        matcher.consume_token(_set_bit(mask, draw.randrange(num_allowed)))
         if time.thread_time() - begin > MAX_PROBE_S:
             raise refusal(structured, "it costs too much at each token; make it simpler")
         if matcher.is_stopped():
             break
     if matcher.is_error():
         raise refusal(structured, _reason(matcher))
+
+
+def _set_bit(mask: bytes, number: int) -> int:
+    """The place of a bit that is set, of which `number` others come before; low bits of a byte first. Without numpy, which would be
+    a third of what the process of `grammar_worker` holds."""
+    for index, byte in enumerate(mask):
+        if number < byte.bit_count():
+            return 8 * index + [bit for bit in range(8) if byte >> bit & 1][number]
+        number -= byte.bit_count()
+    raise IndexError(number)
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -17,7 +17,6 @@ import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.sampling_params import StructuredOutputs
-from headrace.text.grammar_compiler import try_out
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 
 ALARM_S = 30.0  # the process ends by itself when its parent is no more there to kill it
@@ -42,6 +41,8 @@ def write_frame(stream: BinaryIO, message: object) -> None:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    from headrace.text.grammar_compiler import try_out  # not for those who only write frames: it loads the grammar library
+
     first = read_frame(source)
     if first is None:
         return

@@ -6,14 +6,20 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
+import tokenizers.models
 
 from headrace.errors import ModelLoadError
 from headrace.text.control_tokens import hide_control_tokens, literal_pattern, looks_like_control
 from headrace.text.token_bytes import decoding_rule, token_bytes_table
 from headrace.text.tokenizer_spec import END_OF_TURN_TEXTS, TokenizerSpec
 
+_BPE_FIELDS = {  # what the library can be given of a model without JSON
+    *("type", "vocab", "merges", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("fuse_unk", "byte_fallback", "ignore_merges"),
+}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -136,8 +142,25 @@ class Tokenizer:
         return prefix, suffix
 
 
-def _build(definition: dict[str, object], source: str) -> tokenizers.Tokenizer:
+def _build(definition: dict[str, Any], source: str) -> tokenizers.Tokenizer:
+    definition = definition | {"truncation": None, "padding": None}
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(definition | {"truncation": None, "padding": None}))
+        if definition["model"].get("type") == "BPE" and definition["model"].keys() <= _BPE_FIELDS:
+            return _build_bpe(definition)
+        return tokenizers.Tokenizer.from_str(json.dumps(definition))
     except Exception as error:  # the library raises nothing narrower
         raise ModelLoadError(f"{source}: the tokenizer cannot be built ({error}).") from error
+
+
+def _build_bpe(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The same without the vocabulary and its merges as JSON, which takes the library several times their size."""
+    model, added = definition["model"], definition["added_tokens"]
+    empty = definition | {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+    library = tokenizers.Tokenizer.from_str(json.dumps(empty))
+    options = {name: value for name, value in model.items() if name not in ("type", "vocab", "merges") and value is not None}
+    library.model = tokenizers.models.BPE(model["vocab"], model["merges"], **options)
+    for token in added:
+        settings = {name: value for name, value in token.items() if name not in ("id", "content")}
+        one = [tokenizers.AddedToken(token["content"], **settings)]
+        _ = library.add_special_tokens(one) if token["special"] else library.add_tokens(one)
+    return library

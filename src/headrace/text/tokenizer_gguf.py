@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, overload
 
 from headrace.errors import ModelLoadError
 from headrace.text.pre_tokenizers import ADDS_BOS, IGNORES_MERGES, pre_tokenizer
@@ -99,20 +99,40 @@ def _first_ids(tokens: list[str]) -> dict[str, int]:
     return vocab
 
 
-def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+def _bpe(vocab: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any) -> dict[str, Any]:
     base = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     return {**base, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": merges, **options}
+
+
+class _Merges(Sequence[tuple[str, str]]):
+    """Texts "left right" as pairs, made while they are read: held at once, a vocabulary's take more than its tokens."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for text in self._texts:
+            left, _, right = str(text).partition(" ")
+            yield left, right
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
+        return list(self)[index]
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], source: str) -> dict[str, Any]:
     name = metadata.get("tokenizer.ggml.pre")
     vocab = _first_ids(tokens)
-    merges = []
-    for index, merge in enumerate(metadata.get("tokenizer.ggml.merges", ())):
-        left, _, right = str(merge).partition(" ")
+    merges = _Merges(metadata.get("tokenizer.ggml.merges", ()))
+    for index, (left, right) in enumerate(merges):
         if left not in vocab or right not in vocab or left + right not in vocab:
-            raise ModelLoadError(f"{source}: merge {index} ({merge!r}) is not made of tokens of the vocabulary.")
-        merges.append([left, right])
+            raise ModelLoadError(f"{source}: merge {index} ({f'{left} {right}'!r}) is not made of tokens of the vocabulary.")
     return {
         "version": "1.0",
         "truncation": None,
@@ -162,9 +182,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     }
 
 
-def _merges_from_scores(pieces: dict[str, tuple[float, int]], parts: set[str]) -> list[list[str]]:
+def _merges_from_scores(pieces: dict[str, tuple[float, int]], parts: set[str]) -> list[tuple[str, str]]:
     """SentencePiece joins the neighbours whose piece has the best score; as BPE that is every way to cut each piece, best piece first."""
     merges = []
     for text in sorted(pieces, key=lambda piece: (-pieces[piece][0], pieces[piece][1])):
-        merges += [[text[:cut], text[cut:]] for cut in range(1, len(text)) if text[:cut] in parts and text[cut:] in parts]
+        merges += [(text[:cut], text[cut:]) for cut in range(1, len(text)) if text[:cut] in parts and text[cut:] in parts]
     return merges

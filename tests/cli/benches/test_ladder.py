@@ -22,7 +22,26 @@ def test_two_rungs_and_their_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_byte_tokenizer(model)
     load = ["--clients", "3", "--num-prompts", "6", "--input-len", "4", "--output-len", "4", "--shared-context", "20"]
     files = ["--json", str(tmp_path / "ladder.json"), "--html", str(tmp_path / "ladder.html")]
-    assert main(["bench", "ladder", str(model), *load, "--shared-requests", "2", "--rungs", "dynamic,prefix-cache", "--threads", "1", *files]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "ladder",
+                str(model),
+                *load,
+                "--shared-requests",
+                "2",
+                "--rungs",
+                "dynamic,prefix-cache",
+                "--threads",
+                "1",
+                "--rounds",
+                "2",
+                *files,
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "1. dynamic batching" in out
     assert "2. continuous + prefix cache" in out
@@ -31,8 +50,9 @@ def test_two_rungs_and_their_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (found["format"], found["model"]) == ("headrace-ladder-1", "tiny")
     dynamic, cached = found["rungs"]
     for rung in (dynamic, cached):
-        assert (rung["figures"]["completed"], rung["figures"]["failed"], rung["shared_context"]["errors"]) == (6, 0, [])
-        assert len(rung["shared_context"]["ttfts_ms"]) == 3
+        assert (rung["figures"]["completed"], rung["figures"]["failed"], rung["shared_context"]["errors"]) == (12, 0, [])
+        assert len(rung["shared_context"]["ttfts_ms"]) == 6
+        assert len(rung["rounds"]) == 2
         assert rung["work"]["useful"] > 0.0
         assert 0.0 < rung["useful_share"] <= 1.0
         if sys.platform == "linux":

@@ -11,7 +11,8 @@ import torch
 
 from headrace.kernels import cpu
 from headrace.kernels.cpu.build import INSTRUCTION_SETS, KernelBuildError, build, compiler_accepts, cpu_flags
-from headrace.models.gguf_blocks import FORMATS, dequantize
+from headrace.models.gguf_blocks import dequantize
+from headrace.models.gguf_formats import FORMATS
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 

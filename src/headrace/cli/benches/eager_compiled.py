@@ -62,7 +62,7 @@ def one_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Reads names between commas."""
 
     def read(text: str) -> tuple[str, ...]:
-        names = tuple(part.strip() for part in text.split(","))
+        names = values.listed(text, str)
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"{unknown[0]} is not known; use {', '.join(known)}")
         return names

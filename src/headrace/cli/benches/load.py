@@ -16,7 +16,7 @@ from headrace.bench.html_reports import compare_page, serve_page
 from headrace.bench.load import Run, run_load
 from headrace.bench.report import comparison, sweep_table, table
 from headrace.bench.sse_client import Target
-from headrace.bench.traces import Trace, bench_request, load_trace
+from headrace.bench.traces import Trace, bench_request
 from headrace.bench.workload import BenchRequest, arrivals, random_requests, read_requests, repeated
 from headrace.cli import values
 from headrace.cli.api_client import ApiClient
@@ -24,6 +24,7 @@ from headrace.cli.benches.pages import write_page
 from headrace.cli.benches.provenance import provenance
 from headrace.cli.benches.work import read_work, work_between
 from headrace.cli.options import reader
+from headrace.cli.trace_flags import add_speed, read_sent_trace
 from headrace.errors import ConfigError, StartError
 
 URL = "http://127.0.0.1:8000"
@@ -69,7 +70,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", help="key of the server (default: $HEADRACE_API_KEY)")
     add("--num-prompts", type=reader(values.positive_integer), metavar="N", help="requests (default: 100, or all of --trace)")
     add("--trace", metavar="TRACE", help="arrivals and lengths, instead of a rate and --random-...: a file, or made up as for `headrace plan`")
-    add("--speed", type=reader(values.positive_number), default=1.0, metavar="X", help="--trace at X times its rate (default: 1)")
+    add_speed(add, "--trace")
     add(
         "--request-rate",
         type=reader(rates),
@@ -112,14 +113,14 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def rates(text: str) -> tuple[float, ...]:
-    found = tuple(float("inf") if part.strip() == "inf" else values.positive_number(part.strip()) for part in text.split(","))
+    found = values.listed(text, lambda part: float("inf") if part == "inf" else values.positive_number(part))
     if len(found) > 1 and float("inf") in found:
         raise ValueError("inf can't be one of several rates")
     return found
 
 
 def percentiles(text: str) -> tuple[float, ...]:
-    found = tuple(values.positive_number(part) for part in text.split(","))
+    found = values.listed(text, values.positive_number)
     if max(found) > 100:
         raise ValueError("use numbers from 0 to 100")
     return tuple(sorted({*found, 95.0, 99.0}))
@@ -281,10 +282,7 @@ def _trace(args: argparse.Namespace) -> Trace:
     for flag, given in others.items():
         if given:
             raise ConfigError(f"--trace says what is sent and when; leave {flag} out.")
-    trace = load_trace(args.trace).first(args.num_prompts).faster(args.speed)
-    if any(request.tenant for request in trace.requests):
-        raise ConfigError("--trace: tenants cannot be replayed, since each needs a key of the server; take the field tenant out.")
-    return trace
+    return read_sent_trace(args, args.num_prompts)
 
 
 def _first_model(client: ApiClient, url: str) -> str:

@@ -65,10 +65,10 @@ class ResponseRoute(GenerationRoute[ParsedResponse]):
         super().__init__(service, dialect)
         self._background = background
 
-    async def respond(self, request: ParsedResponse, answer: Answer, wire: Wire, send: Send) -> None:
+    async def respond(self, request: ParsedResponse, answer: Answer, wire: Wire, send: Send, rest: Send) -> None:
         assert isinstance(wire, ResponseWire)
         if not request.background:
-            await super().respond(request, answer, wire, send)
+            await super().respond(request, answer, wire, send, rest)
             return
         response = wire.builder.response
         self._background.start((request.tenant, response["id"]), answer, wire.builder, wire.keep)

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kQueryTile = 32;                     // tokens of a row that share the walk over its context
 constexpr int64_t kTiledLeast = 32, kTiledMost = 128;  // by tiles: more tokens share what it takes to convert keys and values
+constexpr int64_t kStateRoom = 16;                     // floats behind the sums of a state: sums of the next one begin at a cache line again
 constexpr int64_t kNoSlot = -1;                        // of a token that is padding: its keys and values are stored nowhere
 
 struct Item {  // tokens [first, last) of one row, whose positions start at `position`
@@ -66,7 +67,7 @@ std::vector<Item> items_of(const Rows& rows, int64_t window, int64_t threads) {
 
 // q and out: float32 [T, H, D]
 void attend(const Attention& args, const Rows& rows, const int32_t* block_table, int64_t table_width, float* out) {
-  const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + 2, threads = torch::stable::get_num_threads();
+  const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + kStateRoom, threads = torch::stable::get_num_threads();
   const std::vector<Item> items = items_of(rows, args.window, threads);
   const auto count = static_cast<int64_t>(items.size());
   int64_t parts = 0;

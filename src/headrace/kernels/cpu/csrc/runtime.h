@@ -5,6 +5,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -30,21 +34,28 @@ void parallel_items(int64_t n, int64_t grain, const Function& f) {
   share_items(torch::stable::get_num_threads(), n, grain, f);
 }
 
-// Memory of a thread that grows and stays. One object per use; aligned to cache lines.
+// Memory of a thread that grows and stays. One object per use; aligned to cache lines. From a huge page's size on in huge pages, where the system
+// has them: a step goes over its work space in strides of a row, and each row would be another page.
 class Scratch {
  public:
   template <class T>
   T* get(int64_t n) {
-    const size_t bytes = (static_cast<size_t>(n) * sizeof(T) + 63) / 64 * 64;
-    if (bytes > size_) {
-      data_.reset(static_cast<char*>(std::aligned_alloc(64, bytes)));
+    const size_t wanted = static_cast<size_t>(n) * sizeof(T);
+    if (wanted > size_) {
+      const size_t unit = wanted < kHugePage ? 64 : kHugePage, bytes = (wanted + unit - 1) / unit * unit;
+      data_.reset();  // first, so that old and new never count together
+      data_.reset(static_cast<char*>(std::aligned_alloc(unit, bytes)));
+      size_ = data_ ? bytes : 0;
       STD_TORCH_CHECK(data_ != nullptr, "headrace_cpu: no memory for ", bytes, " bytes of work space");
-      size_ = bytes;
+#if defined(__linux__)
+      if (unit == kHugePage) madvise(data_.get(), bytes, MADV_HUGEPAGE);
+#endif
     }
     return reinterpret_cast<T*>(data_.get());
   }
 
  private:
+  static constexpr size_t kHugePage = 1 << 21;
   struct Free {
     void operator()(char* p) const { std::free(p); }
   };
