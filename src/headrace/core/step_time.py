@@ -165,7 +165,10 @@ class StepTimeModel:
                 xx[i][i] *= 1.0 + share
             self._coefficients = _non_negative_fit(xx, list(map(add, self._without.xy, self._with.xy)), self._coefficients)
             self._is_solved = True
-        return max(LEAST_S, math.fsum(map(mul, self._coefficients, features)))
+        a, b, c, d, e, f = self._coefficients
+        one, decode_tokens, decode_attended, has_prompt, prompt_tokens, prompt_attended = features
+        seconds = a * one + b * decode_tokens + c * decode_attended + d * has_prompt + e * prompt_tokens + f * prompt_attended
+        return seconds if seconds > LEAST_S else LEAST_S  # written out: this is called dozens of times a step
 
 
 def _non_negative_fit(xx: list[list[float]], xy: list[float], start: list[float]) -> list[float]:
