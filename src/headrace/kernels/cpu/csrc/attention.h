@@ -251,15 +251,19 @@ inline void tile_head(const Attention& a, const int32_t* blocks, int64_t kv_head
   fetch.some(2 * kTile * (int)(fetch.row_bytes / 64 + 1));
 }
 
-void attention_part(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
-                    int64_t position, float* state, int64_t state_stride, float* scratch) {
-  const int64_t head_dim = a.head_dim, tokens = last - first, states_a_head = tokens * (a.num_heads / a.num_kv_heads);
-  for (int64_t i = 0; i < (last_head - first_head) * states_a_head; ++i) {
-    float* s = state + i * state_stride;
+// States that have seen nothing.
+inline void clear_states(float* state, int64_t count, int64_t stride, int64_t head_dim) {
+  for (float* s = state; s < state + count * stride; s += stride) {
     for (int64_t d = 0; d < head_dim; ++d) s[d] = 0.0f;
     s[head_dim] = kNegativeInfinity;
     s[head_dim + 1] = 0.0f;
   }
+}
+
+void attention_part(const Attention& a, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first, int64_t last,
+                    int64_t position, float* state, int64_t state_stride, float* scratch) {
+  const int64_t head_dim = a.head_dim, tokens = last - first, states_a_head = tokens * (a.num_heads / a.num_kv_heads);
+  clear_states(state, (last_head - first_head) * states_a_head, state_stride, head_dim);
   float* queries = scratch + 2 * kTile * head_dim;
   for (int64_t head = first_head; head < last_head; ++head) arrange_queries(a, head, first, tokens, queries + (head - first_head) * states_a_head * head_dim);
   const int64_t context = position + tokens;  // positions that the last token sees

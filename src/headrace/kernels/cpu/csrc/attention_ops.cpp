@@ -34,6 +34,7 @@ void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
 struct Rows {  // of a step
   const int32_t *query_start, *context_len;
   const int32_t* tiled;  // of each row's tokens the first so many go by tiles; null: none
+  bool others_alone;     // all others attend each by itself: none is a prompt's
   int64_t count;
 };
 
@@ -70,6 +71,7 @@ void attend(const Attention& args, const Rows& rows, const int32_t* block_table,
   const int64_t group = args.num_heads / args.num_kv_heads, stride = args.head_dim + kStateRoom, threads = torch::stable::get_num_threads();
   const std::vector<Item> items = items_of(rows, args.window, threads);
   const auto count = static_cast<int64_t>(items.size());
+  const bool alone = rows.others_alone && args.cache_dtype != kFloat32;
   int64_t parts = 0;
   for (const Item& item : items) parts += item.parts;
   // one piece of work holds all heads where there are parts enough (their keys are neighbours in memory), else one
@@ -78,7 +80,7 @@ void attend(const Attention& args, const Rows& rows, const int32_t* block_table,
   const auto compute = [&](const Item& item, int64_t cut, int64_t part, float* state) {
     static thread_local Scratch scratch;
     const int64_t work = item.tiled ? tile_attention_scratch(args.head_dim) : (kScratchRows + states_of(item)) * args.head_dim;
-    const auto& compute_part = item.tiled ? kernels().tile_attention_part : kernels().attention_part;
+    const auto& compute_part = item.tiled ? kernels().tile_attention_part : alone ? kernels().decode_attention_part : kernels().attention_part;
     compute_part(args, block_table + item.row * table_width, cut * heads, (cut + 1) * heads, item.first_part + part, item.first, item.last,
                  item.position, state, stride, scratch.get<float>(work));
   };
@@ -169,7 +171,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
   check_rows(starts, lens, rows, q.size(0), block_table.size(1) * args.block_size);
   const bool by_tiles = tokens_of_step(query_start, prompt_tokens, q.size(0)).prompts.count > 0;
   const int32_t* tiled = by_tiles ? int32_data(*prompt_tokens, rows, "prompt_tokens") : nullptr;
-  attend(args, {starts, lens, tiled, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), to.data);
+  const bool by_kind = prompt_tokens && kernels().tile_attention_part;
+  attend(args, {starts, lens, tiled, by_kind, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), to.data);
   std::fill(to.data + starts[rows] * q.size(1) * q.size(2), to.data + q.numel(), 0.0f);
   to.store();
   return y;
@@ -267,7 +270,8 @@ void attention_add_(const Tensor& residual, const Tensor& norm_weight, double ep
   rotate_and_store(all, tokens, num_heads, as_floats(cos, "cos", cos_in), as_floats(sin, "sin", sin_in), rotary, k_cache, v_cache, places, q);
   args.q = q;
   const int32_t* tiled = second.tiled && step.prompts.count ? int32_data(*prompt_tokens, rows, "prompt_tokens") : nullptr;
-  attend(args, {starts, lens, tiled, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), out);
+  const bool by_kind = second.tiled && prompt_tokens;
+  attend(args, {starts, lens, tiled, by_kind, rows}, int32_data(block_table, rows * block_table.size(1), "block_table"), block_table.size(1), out);
   for (const Tokens& each : {step.prompts, step.others}) multiply_tokens(second, out, each, nullptr, true, h);
 }
 

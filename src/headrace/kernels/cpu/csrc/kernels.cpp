@@ -1,5 +1,6 @@
 // The kernel table of one instruction set; HEADRACE_ISA names it, the compiler's flags give it.
 #include "attention.h"
+#include "decode_attention.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "quantize.h"
@@ -26,6 +27,7 @@ extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* h
                                               HEADRACE_TILES,
                                               unpack_row,
                                               attention_part,
+                                              decode_attention_part,
                                               HEADRACE_TILE_ATTENTION,
                                               attention_fold,
                                               attention_finish,

@@ -103,7 +103,10 @@ struct KernelTable {
   // key/value heads [first_head, last_head). state_stride apart, by head, token and query head of the group: D sums, maximum, denominator.
   void (*attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
                          int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
-  // The same with products in bfloat16; null where there are no tiles. scratch: tile_attention_scratch floats, aligned to a cache line
+  // The same for each token by itself, from caches of 16-bit values.
+  void (*decode_attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
+                                int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
+  // The same as attention_part with products in bfloat16; null where there are no tiles. scratch: tile_attention_scratch floats, aligned to a cache line
   void (*tile_attention_part)(const Attention& args, const int32_t* blocks, int64_t first_head, int64_t last_head, int64_t part, int64_t first,
                               int64_t last, int64_t position, float* state, int64_t state_stride, float* scratch);
   // `into` takes up the state of the part that follows its own

@@ -267,6 +267,33 @@ inline void transpose(F* rows) {
 #endif
 }
 
+// Lane i is the sum of the lanes of rows[i].
+inline F lane_sums(const F* rows) {
+#if defined(__AVX512F__)
+  F four[4];  // of rows 4 i .. 4 i + 3, in each quarter the sums of it
+  for (int i = 0; i < 4; ++i) {
+    const F *r = rows + 4 * i, ab = _mm512_unpacklo_ps(r[0], r[1]) + _mm512_unpackhi_ps(r[0], r[1]);
+    const F cd = _mm512_unpacklo_ps(r[2], r[3]) + _mm512_unpackhi_ps(r[2], r[3]);
+    four[i] = _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+  }
+  const F low = _mm512_shuffle_f32x4(four[0], four[1], 0x88) + _mm512_shuffle_f32x4(four[0], four[1], 0xdd);
+  const F high = _mm512_shuffle_f32x4(four[2], four[3], 0x88) + _mm512_shuffle_f32x4(four[2], four[3], 0xdd);
+  return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
+#elif defined(__AVX2__)
+  F four[2];
+  for (int i = 0; i < 2; ++i) {
+    const F *r = rows + 4 * i, ab = _mm256_unpacklo_ps(r[0], r[1]) + _mm256_unpackhi_ps(r[0], r[1]);
+    const F cd = _mm256_unpacklo_ps(r[2], r[3]) + _mm256_unpackhi_ps(r[2], r[3]);
+    four[i] = _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+  }
+  return _mm256_permute2f128_ps(four[0], four[1], 0x20) + _mm256_permute2f128_ps(four[0], four[1], 0x31);
+#else
+  F sums = rows[0];
+  for (int i = 0; i < W; ++i) sums[i] = lane_sum(rows[i]);
+  return sums;
+#endif
+}
+
 // e ** x to about one unit in the last place for x <= 88; 0 below -87; NaN stays NaN.
 inline F vexp(F original) {
   const F x = vmax(set1(-87.0f), vmin(set1(88.0f), original));  // the second operand wins where one is NaN
