@@ -12,6 +12,7 @@ from headrace.engine import grammar_gate
 from headrace.engine.grammar_gate import GrammarGate
 from headrace.engine.wire import Abort, Add, FromEngine, Outputs, Shutdown, Vocabulary
 from headrace.sampling_params import SamplingParams, StructuredOutputs
+from headrace.text import grammar_compiler
 from headrace.text.grammar_vocabulary import GrammarVocabulary
 from headrace.text.tokenizer import Tokenizer
 from tests.patience import LIMIT_S, until
@@ -74,8 +75,8 @@ def test_grammars_are_let_go_with_their_requests_but_the_latest_are_kept(bench: 
         compiled.append(structured.source)
         return original(structured, tokenizer)
 
-    original = grammar_gate.compile_matcher
-    monkeypatch.setattr(grammar_gate, "compile_matcher", compile_matcher)
+    original = grammar_compiler.compile_matcher
+    monkeypatch.setattr(grammar_compiler, "compile_matcher", compile_matcher)
     monkeypatch.setattr(grammar_gate, "MAX_KEPT", 2)
     bench.gate.put(Vocabulary(bench.vocabulary))
     for number, source in enumerate(["a", "b", "a", "c", "d", "a", "b"]):
@@ -105,7 +106,7 @@ def test_a_fault_in_the_library_fails_the_request(bench: Bench, monkeypatch: pyt
     def broken(structured: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(grammar_gate, "compile_matcher", broken)
+    monkeypatch.setattr(grammar_compiler, "compile_matcher", broken)
     bench.gate.put(Vocabulary(bench.vocabulary))
     bench.add("a", "x")
     until(lambda: bench.ended)
@@ -115,13 +116,13 @@ def test_a_fault_in_the_library_fails_the_request(bench: Bench, monkeypatch: pyt
 
 def test_an_abort_reaches_a_request_that_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    original = grammar_gate.compile_matcher
+    original = grammar_compiler.compile_matcher
 
     def slow(structured: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
         assert go_on.wait(LIMIT_S)
         return original(structured, tokenizer)
 
-    monkeypatch.setattr(grammar_gate, "compile_matcher", slow)
+    monkeypatch.setattr(grammar_compiler, "compile_matcher", slow)
     bench.gate.put(Vocabulary(bench.vocabulary))
     bench.add("first", "x")
     bench.add("second", "y")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.engine.heap import MADV_DONTNEED
 from headrace.runner.kv_pages import KVPages
 from headrace.runner.kv_storage import KVShape, KVStorage
 from tests.patience import until
@@ -20,7 +22,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise of Linu
 
 @pytest.fixture
 def storage() -> KVStorage:
-    return KVStorage(SHAPE, num_blocks=2048, num_host_blocks=0, device=torch.device("cpu"))
+    """Without a page: its memory may be some that a test before it had."""
+    storage = KVStorage(SHAPE, num_blocks=2048, num_host_blocks=0, device=torch.device("cpu"))
+    page = os.sysconf("SC_PAGE_SIZE")
+    for cache in (cache for layer in storage.caches for cache in layer):
+        begin, end = -(-cache.data_ptr() // page) * page, (cache.data_ptr() + cache.nbytes) // page * page
+        assert ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED) == 0
+    return storage
 
 
 def resident(storage: KVStorage, block: int) -> bool:

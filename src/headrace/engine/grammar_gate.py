@@ -119,9 +119,9 @@ class GrammarGate:
             self._send(Outputs((refused,)))
 
     def _compiled(self, structured: StructuredOutputs) -> LLMatcher:
-        key = (structured.kind, structured.source)
         from headrace.text.grammar_compiler import compile_matcher  # with the library: an engine that is never asked for a form does not hold it
 
+        key = (structured.kind, structured.source)
         matcher = self._kept.pop(key, None)
         if matcher is None:
             assert self._tokenizer is not None, "the vocabulary comes first"
