@@ -47,26 +47,19 @@ def in_bfloat16(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().double()
 
 
-def unpacked(type_number: int, weight: torch.Tensor) -> torch.Tensor:
-    """Weights as tiles hold them: those in blocks are rounded with halves away from zero."""
-    return in_bfloat16(weight) if type_number in FLOATS else (weight.float().view(torch.int32) + 0x8000 & ~0xFFFF).view(torch.float32).double()
-
-
 @pytest.mark.parametrize("type_number", TILED, ids=TILED.values())
 def test_matches_the_dequantised_weight_rounded_to_bfloat16(type_number):
     for rows, columns in ((576, 1536), (40, 256), (1, 768), (40, 90)):
         if type_number not in FLOATS and columns % 256:
             continue
         raw = random_blocks(type_number, rows, columns)
-        weight, x = unpacked(type_number, dequantized(type_number, raw, rows, columns)), values(70, columns)
+        weight, x = in_bfloat16(dequantized(type_number, raw, rows, columns)), values(70, columns)
         layer = PackedLinear(pack(type_number, raw, rows, columns), values(rows))
         for m in (1, 2, 15, 16, 17, 31, 32, 33, 40, 70) if rows == 40 else (1, 70):
             got = layer(x[:m], step((m, m))).double()
             want = in_bfloat16(x[:m]) @ weight.T + layer.bias.double()
             tolerance = 2e-6 * (x[:m].double().abs() @ weight.abs().T) + 1e-6 * want.abs()
-            error = (got - want).abs() - tolerance
-            assert (error <= 0).double().mean() > 0.98, error.max()
-            assert error.max() <= 2**-7 * x.abs().max() * weight.abs().max()  # a weight between two numbers of bfloat16 may go to the other one
+            assert ((got - want).abs() <= tolerance).all(), (got - want).abs().max()
 
 
 @pytest.mark.parametrize("type_number", [3, 8, 14, 1], ids=("Q4_1", "Q8_0", "Q6_K", "F16"))

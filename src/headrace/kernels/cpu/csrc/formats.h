@@ -62,7 +62,6 @@ template <int Bits, int Offset>
 struct Plain : PlainScale<Offset> {  // nibbles 256, of 5 bits: fifth bits 64; scales 32
   static constexpr int kBits = Bits;
   static constexpr int64_t kValues = 32, kScales = Bits == 5 ? 320 : 256, kBytes = kScales + 32;
-  static const uint8_t* nibbles(const uint8_t* group, int64_t block) { return group + block * kBytes; }
   B w[8];
   Plain(const uint8_t* group, int64_t block, int lane) {
     const uint8_t* base = group + block * kBytes;
@@ -89,7 +88,6 @@ template <int Bits>
 struct Shifted : ShiftedScale {  // nibbles 256, of 5 bits: fifth bits 64; scales 32, minima 32: value * scale + minimum
   static constexpr int kBits = Bits;
   static constexpr int64_t kValues = 32, kScales = Bits == 5 ? 320 : 256, kBytes = kScales + 64;
-  static const uint8_t* nibbles(const uint8_t* group, int64_t block) { return group + block * kBytes; }
   B w[8];
   Shifted(const uint8_t* group, int64_t block, int lane) {
     const uint8_t* base = group + block * kBytes;
@@ -123,7 +121,6 @@ struct ShiftedK : ShiftedScale {
   // of 256 values: scales 32, minima 32; 8 times: nibbles 256, of 5 bits: fifth bits 64; scale factors 16, minimum factors 16
   static constexpr int kBits = Bits;
   static constexpr int64_t kValues = 256, kFactors = Bits == 5 ? 320 : 256, kSubBytes = kFactors + 32, kBytes = 64 + 8 * kSubBytes;
-  static const uint8_t* nibbles(const uint8_t* group, int64_t block) { return group + block / 8 * kBytes + 64 + block % 8 * kSubBytes; }
   B w[8];
   ShiftedK(const uint8_t* group, int64_t block, int lane) {
     const uint8_t* base = group + block / 8 * kBytes;

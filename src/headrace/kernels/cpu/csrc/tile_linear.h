@@ -1,7 +1,7 @@
 // y[M, N] = x[M, K] @ W[N, K]^T in bfloat16 by AMX: 16 x 16 sums in float32 stay in a tile register for all of K.
 //
 // Weights are unpacked to bfloat16, 32 outputs at a time, into a panel that stays in the second cache and serves all activation rows. The weights'
-// values are those of their format's definition, rounded to the nearest.
+// values are those of their format's definition, rounded once.
 //
 //   activations: blocks of 32 rows; a block is [K / 32] pairs of tiles, a tile 16 rows x 32 values
 //   panel: pairs of weight groups; a pair is [K / 32] pairs of tiles, a tile [16 pairs of values][16 weight rows][2]
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kSumStride = 32 * sizeof(float);  // bytes from a row to the next
 
-// Values k and k + 1 of 16 weight rows in floating point.
+// Values k and k + 1 of 16 weight rows.
 inline void put_pair(uint16_t* out, F even, F odd) {
   alignas(64) static constexpr uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -34,43 +34,29 @@ inline void put_pair(uint16_t* out, F even, F odd) {
   _mm512_store_si512(out, _mm512_permutexvar_epi16(_mm512_load_si512(order), both));
 }
 
-// The same of weights in blocks in fewer instructions: rounded as whole numbers, halves away from zero. The upper words of one move below the other's.
-inline void put_rounded(uint16_t* out, F even, F odd) {
-  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
-  const __m512i low = _mm512_add_epi32(_mm512_castps_si512(even), half), high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-  _mm512_store_si512(out, _mm512_mask_shuffle_epi8(high, 0x3333333333333333u, low, upper));
+template <int I>
+inline F byte_of(B w) {
+  const B mask = _mm512_set1_epi32(255);
+  if constexpr (I == 0) return to_f(byte_and(w, mask));
+  if constexpr (I == 3) return to_f(_mm512_srli_epi32(w, 24));
+  return to_f(byte_and(_mm512_srli_epi32(w, 8 * I), mask));
 }
 
-// A whole number q of `Bits` bits, from bit `First` of each lane on, becomes the float 2 ** Bias + q without a conversion: it moves to where that
-// float's fraction has its units. Who multiplies takes the power off with what it adds.
-template <int Bits>
-constexpr int kBias = Bits == 4 ? 7 : 8;
-
-template <int First, int Bits>
-inline F biased(B w) {
-  constexpr int units = 23 - kBias<Bits>;
-  if constexpr (First < units) w = _mm512_slli_epi32(w, units - First);
-  if constexpr (First > units) w = _mm512_srli_epi32(w, First - units);
-  const __m512i mask = _mm512_set1_epi32(((1 << Bits) - 1) << units), power = _mm512_set1_epi32((127 + kBias<Bits>) << 23);
-  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(w, mask, power, 0xea));  // w & mask | power
+// Quads of bytes [begin, end) of a block: byte * scale + minimum
+inline void unpack_quads(const B* w, int begin, int end, F scale, F minimum, uint16_t* out) {
+#pragma GCC unroll 8
+  for (int j = begin; j < end; ++j) {
+    put_pair(out + 64 * j, fma(byte_of<0>(w[j]), scale, minimum), fma(byte_of<1>(w[j]), scale, minimum));
+    put_pair(out + 64 * j + 32, fma(byte_of<2>(w[j]), scale, minimum), fma(byte_of<3>(w[j]), scale, minimum));
+  }
 }
 
-// Four values that lie in the lanes of w, `Bits` apart from `First` on by bytes: q * scale + minimum, where `lowered` is minimum - 2 ** Bias * scale.
-template <int First, int Bits>
-inline void unpack_quad(B w, F scale, F lowered, uint16_t* out) {
-  put_rounded(out, fma(biased<First, Bits>(w), scale, lowered), fma(biased<First + 8, Bits>(w), scale, lowered));
-  put_rounded(out + 32, fma(biased<First + 16, Bits>(w), scale, lowered), fma(biased<First + 24, Bits>(w), scale, lowered));
+// (value - Offset) * scale is exact in float32, and so is Offset * scale: the powers of two that offsets are only move its exponent
+template <int Offset>
+inline F minimum_of(const PlainScale<Offset>& block) {
+  return block.scale * set1(-(float)Offset);
 }
-
-// minimum - 2 ** Bias * scale; the minimum of a format without one is its offset's
-template <int Bias, int Offset>
-inline F lowered(const PlainScale<Offset>& block) {
-  return block.scale * set1(-(float)(Offset + (1 << Bias)));
-}
-template <int Bias>
-inline F lowered(const ShiftedScale& block) {
-  return fma(block.scale, set1(-(float)(1 << Bias)), block.minimum);
-}
+inline F minimum_of(const ShiftedScale& block) { return block.minimum; }
 
 // All of K of one group; its tiles stand 2 * kTileValues apart.
 template <class Format>
@@ -80,20 +66,9 @@ inline void unpack_group(const uint8_t* weight, int64_t k, uint16_t* out) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(weight + b * bytes + kFetchAhead + i, 0, 2);
     const Format block(weight, b, 0);
     if constexpr (std::is_same<Format, Q6_K>::value) {
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) unpack_quad<0, 8>(block.w[j], block.factors[j / 4], block.factors[j / 4] * set1(-32.0f - 256.0f), out + 64 * j);
-    } else if constexpr (Format::kBits == 4) {
-      const F low = lowered<kBias<4>>(block);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const B w = load_bytes(Format::nibbles(weight, b) + 64 * j);
-        unpack_quad<0, 4>(w, block.scale, low, out + 64 * j);
-        unpack_quad<4, 4>(w, block.scale, low, out + 64 * (j + 4));
-      }
+      for (int half = 0; half < 2; ++half) unpack_quads(block.w, 4 * half, 4 * half + 4, block.factors[half], block.factors[half] * set1(-32.0f), out);
     } else {
-      const F low = lowered<kBias<8>>(block);
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) unpack_quad<0, 8>(block.w[j], block.scale, low, out + 64 * j);
+      unpack_quads(block.w, 0, 8, block.scale, minimum_of(block), out);
     }
   }
 }
