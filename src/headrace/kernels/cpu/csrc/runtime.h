@@ -42,13 +42,15 @@ class Scratch {
   T* get(int64_t n) {
     const size_t wanted = static_cast<size_t>(n) * sizeof(T);
     if (wanted > size_) {
-      const size_t unit = wanted < kHugePage ? 64 : kHugePage, bytes = (wanted + unit - 1) / unit * unit;
+      const size_t bytes = (wanted + 63) / 64 * 64;
       data_.reset();  // first, so that old and new never count together
-      data_.reset(static_cast<char*>(std::aligned_alloc(unit, bytes)));
-      size_ = data_ ? bytes : 0;
-      STD_TORCH_CHECK(data_ != nullptr, "headrace_cpu: no memory for ", bytes, " bytes of work space");
+      void* memory = nullptr;
+      const bool got = posix_memalign(&memory, bytes < kHugePage ? 64 : kHugePage, bytes) == 0;
+      data_.reset(got ? static_cast<char*>(memory) : nullptr);
+      size_ = got ? bytes : 0;
+      STD_TORCH_CHECK(got, "headrace_cpu: no memory for ", bytes, " bytes of work space");
 #if defined(__linux__)
-      if (unit == kHugePage) madvise(data_.get(), bytes, MADV_HUGEPAGE);
+      if (bytes >= kHugePage) madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // the rest would be a huge page of little use
 #endif
     }
     return reinterpret_cast<T*>(data_.get());
