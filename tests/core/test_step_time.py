@@ -4,7 +4,6 @@ import pytest
 
 from headrace.core.step_time import FIRST_CHUNK, GROWTH, ITL_FACTOR, StepTimeModel, StepWork, _non_negative_fit
 
-
 START_S = 0.004
 
 
