@@ -140,7 +140,8 @@ def line(name: str, pair: Pair, *, counts: bool) -> str:
     return (
         f"{name}: offline {alone.tokens_per_second:.1f} tokens/s, over HTTP {served.tokens_per_second:.1f} ({pair.share:.1%});"
         f" of a token, in us of a core: HTTP process {served.http_us:.0f}, its client {served.own_us:.0f}, instead of {alone.own_us:.0f};"
-        f" engine {served.engine_us:.0f} instead of {alone.engine_us:.0f}; others took {pair.others:.1%}{'' if counts else ': disturbed, does not count'}"
+        f" engine {served.engine_us:.0f} instead of {alone.engine_us:.0f}; others took {pair.others:.1%}"
+        f"{'' if counts else ': disturbed, does not count'}"
     )
 
 
@@ -197,9 +198,9 @@ def main(arguments: Sequence[str]) -> None:
     engine = argparse.ArgumentParser()
     add_options(engine, ENGINE_GROUPS)
     options = engine_options({name.replace("_", "-"): value for name, value in vars(engine.parse_args(args.flags)).items()})
-    with own_server(args.flags) as server:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server has: the client takes little of the machine
-            pairs = runner.run(measure(args, options, server.url, server.process.pid))
+    # the loop is the server's kind, so that the client takes little of the machine
+    with own_server(args.flags) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        pairs = runner.run(measure(args, options, server.url, server.process.pid))
     if not pairs:
         raise SystemExit("others disturbed every pair: the machine is too busy to tell")
     print(result(pairs))

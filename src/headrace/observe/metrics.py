@@ -164,8 +164,8 @@ class Metrics:
     @harmless
     def first_token(self, seconds: float) -> None:
         """The first token of a choice."""
-        self._tokens.generated(1)
         self._first.observe(max(0.0, seconds))
+        self._tokens.generated(1)
         self.first_tokens_total += 1
         self.first_token_seconds_total += max(0.0, seconds)
         self.drift.see("time_to_first_token", seconds, self._clock())
