@@ -1,7 +1,8 @@
 """The one place where anything is compiled: a process of its own, `python -m headrace.runner.compile_worker`, at low priority.
 
 It gets a `Job` (pickled, from its own parent, over the pipe that is its stdin), then the number of a bucket on each line, and answers each with
-one line of JSON: the package's file, or the error. It holds shapes instead of weights. When its stdin ends it ends, compilers and all.
+one line of JSON: the package's file, or the error. It holds shapes instead of weights. When its stdin ends it ends, compilers, temporary files and
+all, whatever has become of the parent.
 
 The step is exported to one graph, and AOTInductor makes a library of it that calls the kernels one after the other without Python between
 them. Weights stay out of the package; who loads it lends them.
@@ -14,6 +15,7 @@ import os
 import pickle
 import signal
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -125,7 +127,7 @@ def main() -> None:
     cpu.use_libraries(job.kernels)
     waiting: list[int] = []
     arrived = threading.Condition()
-    threading.Thread(target=_read, args=(orders, waiting, arrived), daemon=True).start()
+    threading.Thread(target=_read, args=(orders, waiting, arrived, job.folder), daemon=True).start()
 
     def numbers() -> Iterable[int]:
         while True:
@@ -137,13 +139,25 @@ def main() -> None:
     _run(job, numbers(), answers)
 
 
-def _read(orders: BinaryIO, waiting: list[int], arrived: threading.Condition) -> None:
+def _read(orders: BinaryIO, waiting: list[int], arrived: threading.Condition, folder: str) -> None:
     """Takes orders while a compiler runs, and ends everything when the parent is gone."""
     for line in orders:
         with arrived:
             waiting.append(int(line))
             arrived.notify()
-    os.killpg(os.getpgid(0), signal.SIGKILL)  # this process and its compilers: they have a group of their own
+    end_with(folder)
+
+
+def end_with(folder: str) -> None:
+    """Ends this process and its compilers, which have a group of their own, and removes the folder that all of them write to.
+
+    A shell outside of the group does it: nobody in the group may write any more when the folder goes.
+    """
+    script = 'kill -KILL "-$1"; for try in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$2" && break; sleep 0.1; done'
+    try:
+        subprocess.Popen(["sh", "-c", script, "sh", str(os.getpgid(0)), folder], start_new_session=True, stderr=subprocess.DEVNULL).wait()
+    finally:
+        os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":
