@@ -27,19 +27,23 @@ def group_members(group: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_an_end_in_the_middle_leaves_no_files_and_no_processes(tmp_path: Path, number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "compiles"),
+    [(signal.SIGTERM, 143, True), (signal.SIGINT, 130, False), (signal.SIGKILL, -9, False)],
+)
+def test_an_end_in_the_middle_leaves_no_files_and_no_processes(tmp_path: Path, number: signal.Signals, status: int, compiles: bool) -> None:
+    """`compiles`: its compilers have begun to write; else their process has just been started."""
     kernels_or_skip()
     model, temporary = write_tiny(tmp_path / "tiny.gguf"), tmp_path / "temporary"
     temporary.mkdir()
     command = [sys.executable, "-m", "headrace", "compile", str(model), "-o", str(tmp_path / "out"), "--compile-cache", str(tmp_path / "cache")]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     with subprocess.Popen([*command, "--max-num-seqs", "2"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        # its compilers have begun to write
-        until(lambda: process.poll() is not None or any(folder.glob("inductor/*") for folder in temporary.glob("headrace-compile-*")))
+        begun = "headrace-compile-*" + ("/inductor/*" if compiles else "")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: process.poll() is not None or (any(temporary.glob(begun)) and children.read_text()))
         assert process.poll() is None
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        (worker,) = (int(child) for child in children)
+        (worker,) = map(int, children.read_text().split())
         process.send_signal(number)
         assert process.wait(LIMIT_S) == status
     until(lambda: not group_members(worker))

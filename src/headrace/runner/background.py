@@ -108,14 +108,14 @@ class BackgroundCompiler:
             environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
             environment["TMPDIR"] = str(self._folder)  # what compilers leave when they are killed goes with the folder
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "headrace.runner.compile_worker"],
+                [sys.executable, "-W", "ignore", "-m", "headrace.runner.compile_worker", str(self._folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None if os.environ.get("HEADRACE_DEBUG") == "1" else subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment,
             )
-            job = Job(module=skeleton(module), shape=shape, buckets=buckets, kernels=kernels, folder=str(self._folder), nice=nice)
+            job = Job(module=skeleton(module), shape=shape, buckets=buckets, kernels=kernels, nice=nice)
             assert self._process.stdin is not None
             send_job(self._process.stdin, job)
         return self._process

@@ -1,4 +1,4 @@
-"""The one place where anything is compiled: a process of its own, `python -m headrace.runner.compile_worker`, at low priority.
+"""The one place where anything is compiled: a process of its own, `python -m headrace.runner.compile_worker FOLDER`, at low priority.
 
 It gets a `Job` (pickled, from its own parent, over the pipe that is its stdin), then the number of a bucket on each line, and answers each with
 one line of JSON: the package's file, or the error. It holds shapes instead of weights. When its stdin ends it ends, compilers, temporary files and
@@ -50,7 +50,6 @@ class Job:
     shape: StepShape
     buckets: tuple[Bucket, ...]
     kernels: cpu.CpuKernels
-    folder: str  # where packages are written
     nice: int  # how far the process gives way to others, 0 to 19
 
 
@@ -97,19 +96,24 @@ def send_job(stream: BinaryIO, job: Job) -> None:
     stream.flush()
 
 
-def _receive_job(stream: BinaryIO) -> Job:
-    (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-    return pickle.loads(stream.read(length))
+def _receive_job(stream: BinaryIO) -> Job | None:
+    """None where the parent has gone before it was whole."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    return pickle.loads(data) if len(data) == length else None
 
 
-def _run(job: Job, numbers: Iterable[int], answers: BinaryIO) -> None:
+def _run(job: Job, folder: str, numbers: Iterable[int], answers: BinaryIO) -> None:
     module = materialize(job.module)
     for number in numbers:
         bucket = job.buckets[number]
         begin = time.monotonic()
         answer: dict[str, Any] = {"bucket": number}
         try:
-            answer["file"] = str(compile_package(module, job.shape, bucket, Path(job.folder) / f"{bucket.name}.pt2"))
+            answer["file"] = str(compile_package(module, job.shape, bucket, Path(folder) / f"{bucket.name}.pt2"))
         except Exception as error:  # of the compiler, the exporter, the disk: the service lives without
             answer["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:500]
         answer["seconds"] = time.monotonic() - begin
@@ -117,17 +121,20 @@ def _run(job: Job, numbers: Iterable[int], answers: BinaryIO) -> None:
         answers.flush()
 
 
-def main() -> None:
+def main(folder: str) -> None:
+    """`folder`: where packages and all temporary files are written."""
     orders = sys.stdin.buffer
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     job = _receive_job(orders)
+    if job is None:
+        return end_with(folder)
     os.nice(job.nice)
     torch.set_num_threads(1)
     cpu.use_libraries(job.kernels)
     waiting: list[int] = []
     arrived = threading.Condition()
-    threading.Thread(target=_read, args=(orders, waiting, arrived, job.folder), daemon=True).start()
+    threading.Thread(target=_read, args=(orders, waiting, arrived, folder), daemon=True).start()
 
     def numbers() -> Iterable[int]:
         while True:
@@ -136,7 +143,7 @@ def main() -> None:
                 number = waiting.pop(0)
             yield number
 
-    _run(job, numbers(), answers)
+    return _run(job, folder, numbers(), answers)
 
 
 def _read(orders: BinaryIO, waiting: list[int], arrived: threading.Condition, folder: str) -> None:
@@ -161,4 +168,4 @@ def end_with(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
