@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from headrace.core.step_work import StepWork
 from headrace.engine import engine_core
 from headrace.observe.work import WorkLedger
-from headrace.plan.costs import StepShape
 from tests.scripts.load_script import load_script
 
 accounting_cost = load_script("accounting_cost")
@@ -47,8 +47,8 @@ def steps(count: int, cost: float) -> list[Any]:
     for number in range(count):
         on, prompt = number % 4 in (0, 3), 64 * (number % 3 == 0)
         seconds = (0.01 + 0.0001 * prompt) * (1.0 + cost * on)
-        shape = StepShape(16, 160, prompt, prompt * prompt, 16 + bool(prompt))
-        found.append(accounting_cost.Step(on=on, shape=shape, wall=seconds, process=2 * seconds, loop=0.001 + 0.00003 * on))
+        work = StepWork(16, 160, prompt, prompt * prompt, 16 + bool(prompt))
+        found.append(accounting_cost.Step(on=on, work=work, wall=seconds, process=2 * seconds, loop=0.001 + 0.00003 * on))
     return found
 
 
