@@ -115,3 +115,16 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     dataclasses.replace(measured(), samples=()).write(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="no measured steps"):
         Measured.read(tmp_path / "none.json")
+
+
+def test_a_step_after_a_pause_takes_more_the_longer_it_was() -> None:
+    """Up to a pause of a few tenths of a second; what was in the step does not count, and steps after pauses do not blur what others take."""
+    draw = random.Random(3)
+    cold = []
+    for _ in range(60):
+        idle, work = draw.choice((0.02, 0.1, 0.4, 3.0)), draw.choice((decoding(1, 500), prompts(60)))
+        cold.append(Sample(work, true_seconds(work) + 0.05 * min(idle, 0.4), idle))
+    costs = fit([*samples(), *cold], noise=None)
+    assert [costs.cold(idle) for idle in (0.02, 0.1, 0.4, 60.0)] == pytest.approx([0.001, 0.005, 0.02, 0.02], rel=0.05)
+    assert costs.seconds(decoding(1, 500)) == pytest.approx(true_seconds(decoding(1, 500)), rel=0.02)
+    assert fit(samples()).cold(1.0) == 0.0, "no such step was measured"

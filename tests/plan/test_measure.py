@@ -39,7 +39,7 @@ def test_what_was_in_each_step() -> None:
     assert found == [
         Sample(StepWork(1, 31, 7, 49, 1), pytest.approx(0.1)),
         Sample(StepWork(1, 32, 3, 30, 2), pytest.approx(0.15)),
-        Sample(StepWork(1, 11, 0, 0, 1), pytest.approx(0.02)),
+        Sample(StepWork(1, 11, 0, 0, 1), pytest.approx(0.02), idle=pytest.approx(0.05)),
     ]
 
 

@@ -100,3 +100,12 @@ def test_without_a_prefix_the_cache_changes_nothing() -> None:
         SimulatedEngine(config(enable_prefix_caching=caching), LinearCosts(), Delays()).run(trace.requests) for caching in (True, False)
     )
     assert [outcome.last for outcome in with_cache.outcomes] == [outcome.last for outcome in without.outcomes]
+
+
+def test_a_step_after_a_pause_is_cold() -> None:
+    engine = SimulatedEngine(config(), LinearCosts(), Delays(cold=lambda idle: 0.1 * idle))
+    outcomes = engine.run([request(0.5, 4, 2), request(1.0, 4, 1), request(1.0, 4, 1)]).outcomes
+    begin = 0.5 + 0.014 + 0.05
+    assert outcomes[0].first == pytest.approx(begin), "half a second without a step"
+    assert outcomes[0].last == pytest.approx(begin + 0.011), "at once behind another"
+    assert outcomes[1].first == outcomes[2].first == pytest.approx(1.0 + 0.018 + 0.1 * (1.0 - begin - 0.011))

@@ -160,7 +160,7 @@ class Trials:
             options = self._options(settings)
             options.pop("speculative-config", None)
             config = scheduler_config(self._trace, options, max_model_len=longest, num_blocks=room // int(options.get("block-size", 16)))
-            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays(), known=known), 1)
+            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays(cold=costs.cold), known=known), 1)
             assert fleet is not None
             values = {limit.name: limit.value(fleet.latencies[limit.metric]) for limit in self._limits}
             return score_of(fleet.figures()["request_throughput"], self._limits, values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,8 @@ from headrace.errors import StartError
 from headrace.plan.costs import Sample
 
 LEVEL_S = 5.0  # of each number of clients
-ALONE_LEVELS = 1.6  # times as long with one
+ALONE_LEVELS = 2.0  # times as long with one
+ALONE_RESTS_S = (0.0, 0.03, 0.0, 0.15, 0.0, 0.5)  # before its requests in turn: a step after a pause takes longer
 FULL_LEVELS = 3  # with all of them: first their prompts come, then what a full service does
 ALONE_OUTPUT = 6  # tokens of an answer then
 WARM_UP = 2  # requests
@@ -115,7 +117,10 @@ class _Loops:
         return found
 
     async def _client(self) -> None:
+        rests = itertools.cycle(ALONE_RESTS_S)
         while not self._ending:
+            if self._alone:
+                await asyncio.sleep(next(rests))
             self._records.append(await self._send())
 
     async def _send(self) -> Record:
@@ -148,7 +153,7 @@ def rows_of(recording: Recording) -> dict[int, list[dict[str, Any]]]:
 
 
 def samples_of(recording: Recording) -> list[Sample]:
-    """One for each step."""
+    """One for each step. How long there was none before the first is not known; it is taken for one that follows another."""
     works: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # the fields of a `StepWork`
     for slices in rows_of(recording).values():
         rows = [event for event in slices if "args" in event]
@@ -163,12 +168,14 @@ def samples_of(recording: Recording) -> list[Sample]:
                 work[2] += tokens
                 work[3] += tokens * (position + tokens)
                 work[4] += later is None or later["name"] == "decode"
-    samples = []
+    samples, ended = [], math.inf
     for event in steps_of(recording):
         number = int(str(event["name"]).removeprefix("step ").split(":")[0])
+        begin, seconds = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
+        idle, ended = begin - ended, begin + seconds
         found = StepWork(*works[number])
         if found.tokens:
-            samples.append(Sample(found, float(event["dur"]) / 1e6))
+            samples.append(Sample(found, seconds, idle if idle >= LONGEST_HANDOFF_S else 0.0))
     return samples
 
 
