@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *simulations), flush=True)
         entry = {"load": load, "real": real, "planned": simulations[0], "with_own_steps": simulations[1], "trace": dataclasses.asdict(part)}
         entry["records"] = [dataclasses.asdict(each) | {"text": ""} for each in run.records]
-        entry["steps"] = [dataclasses.asdict(sample) for sample in own]
+        entry["steps"] = [sample.work._asdict() | {"seconds": sample.seconds} for sample in own]
         saved.append(entry)
     if args.save:
         joined(found).write(args.save.with_suffix(".costs.json"))
@@ -121,7 +121,7 @@ def joined(found: Sequence[Measured]) -> Measured:
 def drift(samples: Sequence[Sample], others: Sequence[Sample]) -> float:
     """How many times as long these steps took as others of their size."""
     fitted = fit(others, noise=None)
-    return sum(sample.seconds for sample in samples) / sum(fitted.seconds(sample.shape) for sample in samples)
+    return sum(sample.seconds for sample in samples) / sum(fitted.seconds(sample.work) for sample in samples)
 
 
 def scaled(trace: Trace, rate: float, seconds: float) -> Trace:

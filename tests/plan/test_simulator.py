@@ -8,7 +8,8 @@ import pytest
 
 from headrace.bench.traces import TracedRequest, load_trace
 from headrace.config import SchedulerConfig
-from headrace.plan.costs import Sample, StepShape
+from headrace.core.step_work import StepWork
+from headrace.plan.costs import Sample
 from headrace.plan.simulator import Delays, SimulatedEngine
 from tests.plan.virtual_core import VirtualCore
 
@@ -19,8 +20,8 @@ class LinearCosts:
     token: float = 0.001
     context: float = 0.0
 
-    def seconds(self, shape: StepShape) -> float:
-        return self.step + self.token * shape.tokens + self.context * (shape.context + shape.attended)
+    def seconds(self, work: StepWork) -> float:
+        return self.step + self.token * work.tokens + self.context * (work.decode_attended + work.prompt_attended)
 
 
 def config(**changes: object) -> SchedulerConfig:
@@ -75,7 +76,7 @@ def test_a_prompt_that_comes_behind_a_planned_step_waits_for_it() -> None:
 
 def test_the_scheduler_knows_what_it_learned_before() -> None:
     """Steps of 64 prompt tokens that cost next to nothing: so a prompt beside a decode needs fewer steps than where none was seen."""
-    known = [Sample(decodes=1, context=20, prompt_tokens=tokens, attended=0, sampled=1, seconds=0.011) for tokens in (0, 64) * 20]
+    known = [Sample(StepWork(1, 20, tokens, 0, 1), 0.011) for tokens in (0, 64) * 20]
     requests = [request(0.0, 4, 30), request(0.05, 200, 1)]
     steps = [SimulatedEngine(config(), LinearCosts(token=1e-5), Delays(), known=before).run(requests).outcomes[1].last for before in ([], known)]
     assert steps[1] < steps[0]

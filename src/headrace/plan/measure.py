@@ -17,8 +17,9 @@ from typing import Any
 from headrace.bench.load import body_of
 from headrace.bench.sse_client import Record, Target
 from headrace.bench.workload import BenchRequest
+from headrace.core.step_work import StepWork
 from headrace.errors import StartError
-from headrace.plan.costs import Sample, StepShape
+from headrace.plan.costs import Sample
 
 LEVEL_S = 5.0  # of each number of clients
 ALONE_LEVELS = 1.6  # times as long with one
@@ -148,26 +149,26 @@ def rows_of(recording: Recording) -> dict[int, list[dict[str, Any]]]:
 
 def samples_of(recording: Recording) -> list[Sample]:
     """One for each step."""
-    shapes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # the fields of a `StepShape`
+    works: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # the fields of a `StepWork`
     for slices in rows_of(recording).values():
         rows = [event for event in slices if "args" in event]
         for event, later in itertools.zip_longest(rows, rows[1:]):
             place = event["args"]
-            tokens, position, shape = place["tokens"], place["position"], shapes[place["step"]]
+            tokens, position, work = place["tokens"], place["position"], works[place["step"]]
             if event["name"] == "decode":
-                shape[0] += 1
-                shape[1] += position + 1
-                shape[4] += 1
+                work[0] += 1
+                work[1] += position + 1
+                work[4] += 1
             else:
-                shape[2] += tokens
-                shape[3] += tokens * (position + tokens)
-                shape[4] += later is None or later["name"] == "decode"
+                work[2] += tokens
+                work[3] += tokens * (position + tokens)
+                work[4] += later is None or later["name"] == "decode"
     samples = []
     for event in steps_of(recording):
         number = int(str(event["name"]).removeprefix("step ").split(":")[0])
-        found = StepShape(*shapes[number])
+        found = StepWork(*works[number])
         if found.tokens:
-            samples.append(Sample(**found._asdict(), seconds=float(event["dur"]) / 1e6))
+            samples.append(Sample(found, float(event["dur"]) / 1e6))
     return samples
 
 

@@ -16,8 +16,7 @@ from headrace.bench.traces import TracedRequest
 from headrace.config import SchedulerConfig
 from headrace.core.messages import AddRequest, SampledRow, StepPlan, StepResult, TokenOutput
 from headrace.core.scheduler import Scheduler
-from headrace.core.step_time import StepWork
-from headrace.plan.costs import Costs, Sample, StepShape
+from headrace.plan.costs import Costs, Sample
 from headrace.sampling_params import SamplingParams
 
 TOKEN = 0  # every answer consists of it
@@ -83,21 +82,6 @@ class Watch:
         pass
 
 
-def shape_of(plan: StepPlan) -> StepShape:
-    decodes = context = prompt_tokens = attended = sampled = 0
-    for row in plan.rows:
-        count = row.num_tokens
-        if row.sample:
-            sampled += 1
-            if count == 1:
-                decodes += 1
-                context += row.start + 1
-                continue
-        prompt_tokens += count
-        attended += count * (row.start + count)
-    return StepShape(decodes, context, prompt_tokens, attended, sampled)
-
-
 class Prompts:
     """Token ids for prompts of which only the lengths and what they share are known."""
 
@@ -135,8 +119,7 @@ class SimulatedEngine:
     ) -> None:
         self._scheduler = Scheduler(config)
         for sample in known:
-            work = StepWork(sample.decodes, sample.context, sample.prompt_tokens, sample.attended)
-            self._scheduler.step_time.observe(work, seconds=sample.seconds)
+            self._scheduler.step_time.observe(sample.work, seconds=sample.seconds)
         self._costs = costs
         self._delays = delays
         self._async_scheduling = async_scheduling
@@ -206,12 +189,11 @@ class SimulatedEngine:
         return plan
 
     def _start(self, plan: StepPlan, now: float, replay: Replay) -> None:
-        shape = shape_of(plan)
         self._running = plan
-        self._seconds = self._costs.seconds(shape)
+        self._seconds = self._costs.seconds(plan.work)
         self._end = now + self._delays.handoff + self._seconds
         replay.steps += 1
-        replay.step_tokens += shape.decodes + shape.prompt_tokens
+        replay.step_tokens += plan.work.tokens
         replay.busy += self._seconds
 
     def _finish(self, now: float, replay: Replay) -> None:
