@@ -2,14 +2,15 @@ import random
 
 import pytest
 
-from headrace.core.step_time import FIRST_CHUNK, GROWTH, ITL_FACTOR, StepTimeModel, StepWork, _non_negative_fit
+from headrace.core.step_time import FIRST_CHUNK, GROWTH, ITL_FACTOR, StepTimeModel, _non_negative_fit
+from headrace.core.step_work import StepWork
 
 START_S = 0.004
 
 
 def seconds_of(work: StepWork, bend: float = 0.0) -> float:
     """Rows cost six times as much as prompt tokens; those have a start of their own."""
-    decode_tokens, decode_attended, prompt_tokens, prompt_attended = work
+    decode_tokens, decode_attended, prompt_tokens, prompt_attended, _ = work
     prompts = START_S + 0.0001 * prompt_tokens + 2e-8 * prompt_attended if prompt_tokens else 0.0
     return max(0.010 + 0.0006 * decode_tokens + 2e-7 * decode_attended + prompts, bend * (decode_tokens + prompt_tokens))
 

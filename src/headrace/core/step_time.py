@@ -17,7 +17,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from operator import add, mul
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from headrace.core.step_work import StepWork
 
 FADE = 0.995  # weight of a step after one more of its kind
 LAST_STEPS: dict[_Kind, int] = {"decode": 64, "prompt": 16, "guess": 16}  # of each kind, whose ratios are looked at
@@ -41,30 +43,12 @@ _Kind = Literal["decode", "prompt", "guess"]
 _Features = tuple[float, float, float, float, float, float]
 
 
-class StepWork(NamedTuple):
-    """What is in a step."""
-
-    decode_tokens: int = 0  # rows of one token that yield the next, and guesses behind them
-    decode_attended: int = 0  # sum over them of their context
-    prompt_tokens: int = 0
-    prompt_attended: int = 0  # sum over the other rows of tokens * context
-
-    def with_decode(self, context: int) -> StepWork:
-        """With one decode row more, whose token attends to so many."""
-        return self._replace(decode_tokens=self.decode_tokens + 1, decode_attended=self.decode_attended + context)
-
-    def with_prompt(self, num_tokens: int, context: int) -> StepWork:
-        """With so many prompt tokens more, behind `context` computed ones."""
-        attended = num_tokens * (context + num_tokens)
-        return self._replace(prompt_tokens=self.prompt_tokens + num_tokens, prompt_attended=self.prompt_attended + attended)
-
-
 def _kind(work: StepWork, speculates: bool) -> _Kind:
     return "guess" if speculates else "prompt" if work.prompt_tokens else "decode"
 
 
 def _features(work: StepWork) -> _Features:
-    decode_tokens, decode_attended, prompt_tokens, prompt_attended = work
+    decode_tokens, decode_attended, prompt_tokens, prompt_attended, _ = work
     return (
         _SCALES[0],
         _SCALES[1] * decode_tokens,
