@@ -2,7 +2,7 @@
 // weight rows and up to 16 activation rows. They are exact, and the float32 steps after them are those of linear.h in the same order: so the bits
 // are those of its kernels, and the number of rows may decide.
 //
-// Sums leave the tile after every block, which takes as long as the product, and twice as long where they are waited for. So three blocks are under
+// Sums leave the tile after every block, which takes as long as the product and more where they are waited for. So three blocks are under
 // way at once: one is multiplied, the one before it on its way to memory, and the one before that taken up by the totals, which stay in registers.
 #pragma once
 
