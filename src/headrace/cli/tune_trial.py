@@ -93,6 +93,14 @@ class Trials:
         self._book.add(trial)
         return trial.score
 
+    def again(self, settings: Mapping[str, Any]) -> None:
+        """One more run of a trial that was made before. Raises `OutOfTime`."""
+        begin = time.monotonic()
+        known = self._book.find(settings)
+        if known is None or begin + known.seconds > self._end:
+            raise OutOfTime
+        self._book.add(self._trial(dict(settings), 0.0, begin))
+
     def _trial(self, settings: dict[str, Any], best: float, begin: float) -> TrialResult:
         self.bar.reset(total=len(self._requests))
         self.bar.set_description(f"trial {len(self._book.trials) + 1}, {max(0.0, self._end - begin):.0f} s left")
