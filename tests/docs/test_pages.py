@@ -19,7 +19,17 @@ from tests.docs.markdown import PAGES, ROOT, blocks, commands
 
 API = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-OTHER_TOOLS_FLAGS = {"duration", "clients", "url", "pid", "requests", "long-prompts"}  # of scripts, which have tests of their own
+OTHER_TOOLS_FLAGS = {
+    "duration",
+    "pairs",
+    "batch",
+    "steps",
+    "clients",
+    "url",
+    "pid",
+    "requests",
+    "long-prompts",
+}  # of scripts, which have tests of their own
 
 
 def identifier(page: Path) -> str:
