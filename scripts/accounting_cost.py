@@ -39,14 +39,14 @@ from headrace.core.messages import AddRequest, StepPlan, StepResult
 from headrace.core.prefix_misses import PrefixMisses
 from headrace.core.scheduler import Scheduler
 from headrace.core.step_tokens import StepTokens
+from headrace.core.step_work import StepWork
 from headrace.engine import engine_core
 from headrace.engine.async_llm import make_engine_config
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.engine_host import scheduler_config
 from headrace.engine.wire import Add, FromEngine, Outputs, Shutdown, encode_frame
 from headrace.observe.work import Work, WorkLedger
-from headrace.plan.costs import Sample, StepShape, fit
-from headrace.plan.simulator import shape_of
+from headrace.plan.costs import Sample, fit
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.sampling_params import SamplingParams
 
@@ -163,7 +163,7 @@ class Step:
     """Seconds are from its begin to that of the next one."""
 
     on: bool
-    shape: StepShape
+    work: StepWork
     wall: float
     process: float  # processor time of all threads
     loop: float  # of the loop's
@@ -180,7 +180,7 @@ class SwitchingRunner:
         self._switch = switch
         self._lots = random.Random(1)
         self._loop_clock = time.pthread_getcpuclockid(threading.get_ident())  # it is made in the loop's thread
-        self._begins: list[tuple[bool, StepShape, float, float, float]] = []
+        self._begins: list[tuple[bool, StepWork, float, float, float]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -189,14 +189,14 @@ class SwitchingRunner:
         first = len(self._begins) % 2 == 0
         self._switch.on = self._lots.random() < 0.5 if first else not self._switch.on  # the loop works in the shadow of this step
         times = time.perf_counter(), time.process_time(), time.clock_gettime(self._loop_clock)
-        self._begins.append((self._switch.on, shape_of(plan), *times))
+        self._begins.append((self._switch.on, plan.work, *times))
         result: StepResult = self._runner.execute(plan)
         return result
 
     def steps(self) -> list[Step]:
         return [
-            Step(on=on, shape=shape, wall=later[2] - wall, process=later[3] - process, loop=later[4] - loop)
-            for (on, shape, wall, process, loop), later in itertools.pairwise(self._begins)
+            Step(on=on, work=work, wall=later[2] - wall, process=later[3] - process, loop=later[4] - loop)
+            for (on, work, wall, process, loop), later in itertools.pairwise(self._begins)
         ]
 
 
@@ -211,9 +211,9 @@ def pairs_of(steps: Sequence[Step], value: Callable[[Step], float]) -> list[Pair
 
 def relative(steps: Sequence[Step], name: str) -> list[Pair]:
     """Of neighbours their wall or process time, divided by what steps of their shape take."""
-    samples = [Sample(**step.shape._asdict(), seconds=getattr(step, name)) for step in steps]
+    samples = [Sample(step.work, getattr(step, name)) for step in steps]
     fitted = fit(samples, noise=None)
-    return pairs_of(steps, lambda step: float(getattr(step, name)) / fitted.seconds(step.shape))
+    return pairs_of(steps, lambda step: float(getattr(step, name)) / fitted.seconds(step.work))
 
 
 def model_steps(num_requests: int, flags: Sequence[str]) -> list[Step]:

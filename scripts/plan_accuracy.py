@@ -86,14 +86,15 @@ def main(arguments: list[str] | None = None) -> int:
         real, own, together = figures(run), samples_of(recording), joined(around)
         planned = dataclasses.replace(simulated(together, part, settings), known=around[0].samples)  # what the server has seen last
         ahead, token, behind = delays_of([recording], run.records)
-        delays = Delays(handoff=statistics.median(handoffs(recording)), before=ahead, before_token=token, after=behind)
-        with_own_steps = dataclasses.replace(planned, costs=fit(own).with_noise, delays=delays)
+        fitted = fit(own)
+        delays = Delays(handoff=statistics.median(handoffs(recording)), before=ahead, before_token=token, after=behind, cold=fitted.cold)
+        with_own_steps = dataclasses.replace(planned, costs=fitted.with_noise, delays=delays)
         simulations = [simulated_figures(part, engine, args.seeds) for engine in (planned, with_own_steps)]
         print(f"steps took {drift(own, together.samples):.3f} times as long as the {len(together.samples)} measured ones of their size")
         print(table(f"{load:g} x, {len(part.requests)} requests in {part.seconds:.0f} s", real, *simulations), flush=True)
         entry = {"load": load, "real": real, "planned": simulations[0], "with_own_steps": simulations[1], "trace": dataclasses.asdict(part)}
         entry["records"] = [dataclasses.asdict(each) | {"text": ""} for each in run.records]
-        entry["steps"] = [dataclasses.asdict(sample) for sample in own]
+        entry["steps"] = [sample.work._asdict() | {"seconds": sample.seconds, "idle": sample.idle} for sample in own]
         saved.append(entry)
     if args.save:
         joined(found).write(args.save.with_suffix(".costs.json"))
@@ -121,7 +122,7 @@ def joined(found: Sequence[Measured]) -> Measured:
 def drift(samples: Sequence[Sample], others: Sequence[Sample]) -> float:
     """How many times as long these steps took as others of their size."""
     fitted = fit(others, noise=None)
-    return sum(sample.seconds for sample in samples) / sum(fitted.seconds(sample.shape) for sample in samples)
+    return sum(sample.seconds for sample in samples) / sum(fitted.seconds(sample.work) + fitted.cold(sample.idle) for sample in samples)
 
 
 def scaled(trace: Trace, rate: float, seconds: float) -> Trace:

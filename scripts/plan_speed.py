@@ -11,33 +11,26 @@ import sys
 import time
 
 from headrace.bench.traces import load_trace
-from headrace.config import SchedulerConfig
-from headrace.plan.costs import StepShape
+from headrace.cli.plan_engine import scheduler_config
+from headrace.core.step_work import StepWork
 from headrace.plan.fleet import Engine, replay
 from headrace.plan.simulator import Delays
 
 TRACE = "poisson:rate=85,prompt=128,output=32,requests=100000,sigma=0.6"
-CONFIG = SchedulerConfig(
-    max_model_len=8192,
-    max_num_seqs=64,
-    max_num_batched_tokens=2048,
-    block_size=16,
-    num_blocks=8000,
-    enable_prefix_caching=False,
-    max_num_queued_reqs=10**9,
-)
+MAX_MODEL_LEN, NUM_BLOCKS = 8192, 8000
 
 
 class Costs:
-    def seconds(self, shape: StepShape) -> float:
-        return 2e-3 + 5e-5 * shape.tokens
+    def seconds(self, work: StepWork) -> float:
+        return 2e-3 + 5e-5 * work.tokens
 
 
 def main(words: list[str]) -> int:
     for text in words or [TRACE]:
         trace = load_trace(text)
+        config = scheduler_config(trace, {"max-num-queued-reqs": len(trace.requests)}, max_model_len=MAX_MODEL_LEN, num_blocks=NUM_BLOCKS)
         begin = time.process_time()
-        fleet = replay(trace, Engine(config=CONFIG, costs=lambda number: Costs(), delays=Delays()), 1)
+        fleet = replay(trace, Engine(config=config, costs=lambda number: Costs(), delays=Delays()), 1)
         seconds = time.process_time() - begin
         assert fleet is not None
         rows = fleet.num_output_tokens / fleet.steps

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 MAX_TOKEN = 10_000  # prompts are of ids up to this, which every vocabulary has
 SIGMA = 0.8  # of the logarithm of lengths
+TAIL_BYTES = 200  # of a stream, which hold its last events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +43,29 @@ async def at_a_time(number: int, requests: Sequence[TokenRequest], run: Callable
     await asyncio.gather(*(client() for _ in range(number)))
 
 
+class _Stream(asyncio.Protocol):
+    """Keeps the beginning and the end of what comes."""
+
+    def __init__(self) -> None:
+        self.first = self.last = b""
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.first = self.first or data
+        self.last = data if len(data) >= TAIL_BYTES else (self.last + data)[-TAIL_BYTES:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set_result(error)
+
+
 async def stream_over_http(url: str, request: TokenRequest) -> None:
     """Reads the stream to its end and looks at as little of it as can be: the machine is the server's. Raises SystemExit for a failed one."""
     parts = urlsplit(url)
     body = {"prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    writer.write(f"{head}Connection: close\r\n\r\n".encode() + data)
-    first = last = await reader.read(1 << 16)
-    while piece := await reader.read(1 << 16):
-        last = (last + piece)[-200:]
-    writer.close()
-    if not first.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in last or b'"error"' in last:
-        raise SystemExit(f"a request failed: {first[:300]!r} ... {last!r}")
+    transport, stream = await asyncio.get_running_loop().create_connection(_Stream, parts.hostname, parts.port)
+    transport.write(f"{head}Connection: close\r\n\r\n".encode() + data)
+    await stream.ended
+    if not stream.first.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in stream.last or b'"error"' in stream.last:
+        raise SystemExit(f"a request failed: {stream.first[:300]!r} ... {stream.last!r}")

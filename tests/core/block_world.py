@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import add
 
 from headrace.config import SchedulerConfig
 from headrace.core.messages import AbortRequest, AddRequest, Row, SampledRow, SlotStart, StepPlan, StepResult, TokenLogprobs, TokenOutput
 from headrace.core.scheduler import Scheduler
+from headrace.core.step_work import StepWork
 from headrace.sampling_params import SamplingParams
 
 VOCAB = 50
@@ -79,6 +81,18 @@ def request(
     )
 
 
+def work_of(rows: tuple[Row, ...]) -> StepWork:
+    found = StepWork()
+    for row in rows:
+        attended = row.num_tokens * (row.start + row.num_tokens)
+        if row.sample and row.num_tokens == 1 + row.num_speculated:
+            more = StepWork(row.num_tokens, attended, 0, 0, 1)
+        else:
+            more = StepWork(0, 0, row.num_tokens, attended, row.sample)
+        found = StepWork(*map(add, found, more))
+    return found
+
+
 @dataclass
 class Slot:
     request_id: str
@@ -118,6 +132,7 @@ class BlockWorld:
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         decodes = [row.num_tokens == 1 and row.sample for row in plan.rows]
         assert decodes == sorted(decodes, reverse=True), "decode rows come first"
+        assert plan.work == work_of(plan.rows)
         for source, to in plan.swap_out:
             self.host[to] = self.device[source].copy()
         for source, to in plan.swap_in:

@@ -1,7 +1,8 @@
 """Deadlines that cannot be met are said at once, in simulated time."""
 
 from headrace.core.deadline import seconds_to_first_token
-from headrace.core.step_time import StepTimeModel, StepWork
+from headrace.core.step_time import StepTimeModel
+from headrace.core.step_work import StepWork
 from tests.core.block_world import Engine, config, request
 
 

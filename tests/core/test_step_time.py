@@ -2,13 +2,16 @@ import random
 
 import pytest
 
-from headrace.core.step_time import FIRST_CHUNK, GROWTH, ITL_FACTOR, StepTimeModel, StepWork, _non_negative_fit
+from headrace.core.step_time import FIRST_CHUNK, GROWTH, ITL_FACTOR, StepTimeModel, _non_negative_fit
+from headrace.core.step_work import StepWork
+
+START_S = 0.004
 
 
 def seconds_of(work: StepWork, bend: float = 0.0) -> float:
     """Rows cost six times as much as prompt tokens; those have a start of their own."""
-    decode_tokens, decode_attended, prompt_tokens, prompt_attended = work
-    prompts = 0.004 + 0.0001 * prompt_tokens + 2e-8 * prompt_attended if prompt_tokens else 0.0
+    decode_tokens, decode_attended, prompt_tokens, prompt_attended, _ = work
+    prompts = START_S + 0.0001 * prompt_tokens + 2e-8 * prompt_attended if prompt_tokens else 0.0
     return max(0.010 + 0.0006 * decode_tokens + 2e-7 * decode_attended + prompts, bend * (decode_tokens + prompt_tokens))
 
 
@@ -86,9 +89,19 @@ def test_many_prompts_beside_few_decodes_take_their_share_of_the_time():
     undisturbed = model.predict(DECODES)
     for prompts, share in ((1, 1), (4, 2), (40, 40**0.5), (80, 10)):
         chunk = model.prefill_chunk(DECODES, **ask, num_prompts=prompts, target_s=None)
-        took = model.predict(DECODES.with_prompt(chunk, 0))
-        assert took / undisturbed == pytest.approx(1 + share * (ITL_FACTOR - 1), rel=0.1)
+        took = model.predict(DECODES.with_prompt(chunk, 0)) - START_S
+        assert took / undisturbed == pytest.approx(1 + share * (ITL_FACTOR - 1), rel=0.02)
     assert model.prefill_chunk(DECODES, **ask, num_prompts=24, target_s=0.05) == model.prefill_chunk(DECODES, **ask, num_prompts=1, target_s=0.05)
+
+
+def test_a_dear_start_of_prompts_is_not_paid_for_a_few_tokens_each():
+    """Where any prompt token costs more than a step of decodes, a chunk still has as many as take as long as that step."""
+    model = StepTimeModel()
+    for prompt in (*range(8, 200, 8), *(0,) * 60):
+        work = StepWork(1, 100)
+        model.observe(work.with_prompt(prompt, 0) if prompt else work, seconds=0.006 + (0.011 + 0.0002 * prompt if prompt else 0.0))
+    assert model.prefill_chunk(StepWork(1, 100), num_prompts=1, context=0, limit=2000, floor=8, target_s=None) == pytest.approx(30, abs=2)
+    assert model.prefill_chunk(StepWork(1, 100), num_prompts=1, context=0, limit=2000, floor=8, target_s=0.012) == 8  # what the user named, holds
 
 
 def test_before_any_data_the_chunk_is_small():

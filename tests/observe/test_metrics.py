@@ -17,6 +17,12 @@ class Snapshot:
     num_cached_blocks: int = 5
     prefix_query_tokens_total: int = 100
     prefix_hit_tokens_total: int = 40
+    prefix_miss_new_tokens_total: int = 30
+    prefix_miss_evicted_tokens_total: int = 20
+    prefix_miss_other_salt_tokens_total: int = 6
+    prefix_miss_partial_tokens_total: int = 4
+    kv_sampled_positions_total: int = 50
+    kv_unused_positions_total: int = 10
     preemptions_recompute_total: int = 2
     preemptions_swap_total: int = 1
     recomputed_tokens_total: int = 7
@@ -48,7 +54,6 @@ def metrics() -> Metrics:
 
 def test_both_names_have_the_same_values(metrics: Metrics):
     metrics.prompt(5)
-    metrics.generated(3)
     metrics.first_token(0.2)
     metrics.more_tokens(0.1, 2)
     metrics.finished("stop", 0.5, 3)

@@ -20,9 +20,9 @@ def test_it_tells_what_the_librarys_own_metrics_tell() -> None:
     draw = random.Random(0)
     for seconds in [0.0, 0.001, 0.1, 80.0, 81.0, *(draw.lognormvariate(-3.0, 2.0) for _ in range(200))]:
         count = draw.choice((1, 1, 3))
-        tokens.generated(count)
+        tokens.generated(1)
         tokens.more(seconds, count)
-        counter.inc(count)
+        counter.inc(1 + count)
         for _ in range(count):
             histogram.observe(seconds / count)
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.plan.costs import StepShape
+from headrace.core.step_work import StepWork
 from headrace.plan.devices import BANDWIDTH_SHARE, COMPUTE_SHARE, DEVICES, OVERHEAD_S, RooflineCosts, kv_blocks, model_size
 
 LLAMA_8B = SimpleNamespace(
@@ -30,10 +30,10 @@ def test_one_decode_waits_for_the_weights_and_a_long_prompt_for_the_products() -
     device, size = DEVICES["h100"], model_size(LLAMA_8B, dtype="bfloat16", kv_dtype="bfloat16")
     costs = RooflineCosts(device=device, model=size)
     weights = 2 * (size.layer_weights + size.head_weights)
-    assert costs.seconds(StepShape(1, 0, 0, 0, 1)) == pytest.approx(OVERHEAD_S + weights / (3.35e12 * BANDWIDTH_SHARE))
+    assert costs.seconds(StepWork(1, 0, 0, 0, 1)) == pytest.approx(OVERHEAD_S + weights / (3.35e12 * BANDWIDTH_SHARE))
     operations = 2 * (size.layer_weights * 2048 + size.head_weights) + 4 * 32 * 128 * 32 * 2048 * 2048
-    assert costs.seconds(StepShape(0, 0, 2048, 2048 * 2048, 1)) == pytest.approx(OVERHEAD_S + operations / (989e12 * COMPUTE_SHARE))
-    longer = costs.seconds(StepShape(8, 80_000, 0, 0, 8)) - costs.seconds(StepShape(8, 0, 0, 0, 8))
+    assert costs.seconds(StepWork(0, 0, 2048, 2048 * 2048, 1)) == pytest.approx(OVERHEAD_S + operations / (989e12 * COMPUTE_SHARE))
+    longer = costs.seconds(StepWork(8, 80_000, 0, 0, 8)) - costs.seconds(StepWork(8, 0, 0, 0, 8))
     assert longer == pytest.approx(80_000 * size.kv_bytes / (3.35e12 * BANDWIDTH_SHARE))
 
 

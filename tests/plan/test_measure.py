@@ -4,6 +4,7 @@ import pytest
 
 from headrace.bench.sse_client import Record
 from headrace.core.messages import AddRequest
+from headrace.core.step_work import StepWork
 from headrace.engine.trace import Trace
 from headrace.engine.wire import StepTrace, TracedRow
 from headrace.plan.costs import Sample
@@ -36,9 +37,9 @@ def test_what_was_in_each_step() -> None:
         )
     )
     assert found == [
-        Sample(decodes=1, context=31, prompt_tokens=7, attended=49, sampled=1, seconds=pytest.approx(0.1)),
-        Sample(decodes=1, context=32, prompt_tokens=3, attended=30, sampled=2, seconds=pytest.approx(0.15)),
-        Sample(decodes=1, context=11, prompt_tokens=0, attended=0, sampled=1, seconds=pytest.approx(0.02)),
+        Sample(StepWork(1, 31, 7, 49, 1), pytest.approx(0.1)),
+        Sample(StepWork(1, 32, 3, 30, 2), pytest.approx(0.15)),
+        Sample(StepWork(1, 11, 0, 0, 1), pytest.approx(0.02), idle=pytest.approx(0.05)),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.bench.traces import Trace, load_trace
-from headrace.plan.costs import StepShape
+from headrace.core.step_work import StepWork
 from headrace.plan.fleet import Engine, replay
 from headrace.plan.search import Axis, OutOfTime, search
 from headrace.plan.simulator import Delays
@@ -109,9 +109,9 @@ class SimulatedServer:
         speed = settings["threads"] ** 0.6 * (0.9 if settings["speculation"] else 1.0)
 
         class Costs:
-            def seconds(self, shape: StepShape) -> float:
-                crowding = 1.0 + max(0.0, shape.sampled - 16) ** 1.5 / 40  # beyond 16 rows the cache is too small
-                return (0.004 + 0.0003 * shape.tokens * crowding + 1e-7 * shape.context) / speed
+            def seconds(self, work: StepWork) -> float:
+                crowding = 1.0 + max(0.0, work.sampled - 16) ** 1.5 / 40  # beyond 16 rows the cache is too small
+                return (0.004 + 0.0003 * work.tokens * crowding + 1e-7 * work.decode_attended) / speed
 
         engine = Engine(
             config=config(

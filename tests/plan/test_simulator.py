@@ -8,7 +8,8 @@ import pytest
 
 from headrace.bench.traces import TracedRequest, load_trace
 from headrace.config import SchedulerConfig
-from headrace.plan.costs import Sample, StepShape
+from headrace.core.step_work import StepWork
+from headrace.plan.costs import Sample
 from headrace.plan.simulator import Delays, SimulatedEngine
 from tests.plan.virtual_core import VirtualCore
 
@@ -19,8 +20,8 @@ class LinearCosts:
     token: float = 0.001
     context: float = 0.0
 
-    def seconds(self, shape: StepShape) -> float:
-        return self.step + self.token * shape.tokens + self.context * (shape.context + shape.attended)
+    def seconds(self, work: StepWork) -> float:
+        return self.step + self.token * work.tokens + self.context * (work.decode_attended + work.prompt_attended)
 
 
 def config(**changes: object) -> SchedulerConfig:
@@ -75,7 +76,7 @@ def test_a_prompt_that_comes_behind_a_planned_step_waits_for_it() -> None:
 
 def test_the_scheduler_knows_what_it_learned_before() -> None:
     """Steps of 64 prompt tokens that cost next to nothing: so a prompt beside a decode needs fewer steps than where none was seen."""
-    known = [Sample(decodes=1, context=20, prompt_tokens=tokens, attended=0, sampled=1, seconds=0.011) for tokens in (0, 64) * 20]
+    known = [Sample(StepWork(1, 20, tokens, 0, 1), 0.011) for tokens in (0, 64) * 20]
     requests = [request(0.0, 4, 30), request(0.05, 200, 1)]
     steps = [SimulatedEngine(config(), LinearCosts(token=1e-5), Delays(), known=before).run(requests).outcomes[1].last for before in ([], known)]
     assert steps[1] < steps[0]
@@ -99,3 +100,12 @@ def test_without_a_prefix_the_cache_changes_nothing() -> None:
         SimulatedEngine(config(enable_prefix_caching=caching), LinearCosts(), Delays()).run(trace.requests) for caching in (True, False)
     )
     assert [outcome.last for outcome in with_cache.outcomes] == [outcome.last for outcome in without.outcomes]
+
+
+def test_a_step_after_a_pause_is_cold() -> None:
+    engine = SimulatedEngine(config(), LinearCosts(), Delays(cold=lambda idle: 0.1 * idle))
+    outcomes = engine.run([request(0.5, 4, 2), request(1.0, 4, 1), request(1.0, 4, 1)]).outcomes
+    begin = 0.5 + 0.014 + 0.05
+    assert outcomes[0].first == pytest.approx(begin), "half a second without a step"
+    assert outcomes[0].last == pytest.approx(begin + 0.011), "at once behind another"
+    assert outcomes[1].first == outcomes[2].first == pytest.approx(1.0 + 0.018 + 0.1 * (1.0 - begin - 0.011))

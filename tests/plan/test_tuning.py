@@ -7,9 +7,9 @@ import pytest
 from headrace.bench.load import Run
 from headrace.bench.sse_client import Record
 from headrace.errors import ConfigError
-from headrace.plan.search import Axis
+from headrace.plan.search import Axis, Settings
 from headrace.plan.slo import parse_slo
-from headrace.plan.tuning import ROOM, TrialBook, TrialResult, curves, report, score_of, score_run, time_to_lose
+from headrace.plan.tuning import ROOM, TrialBook, TrialResult, curves, race, report, score_of, score_run, time_to_lose
 
 AXES = [Axis(name="max-num-seqs", values=(4, 8, 16), ordered=True), Axis(name="threads", values=(1, 2), ordered=True)]
 FIGURES = dict.fromkeys(("request_throughput", "output_throughput", "p95_ttft_ms", "p95_itl_ms", "p95_e2el_ms"), 7.0)
@@ -75,3 +75,31 @@ def test_the_curve_shows_that_more_was_worse() -> None:
     assert "does not start" in words
     assert "No setting" not in words
     assert "No setting that was tried keeps p95_ttft=1ms." in report(AXES, best, trials, parse_slo("p95_ttft=1ms"))
+
+
+def test_what_is_nearly_the_best_is_run_again_in_turn_and_means_count(tmp_path: Path) -> None:
+    book = TrialBook(tmp_path / "trials.json", {})
+    first = {4: 10.0, 8: 9.5, 16: 9.4, 32: 9.3, 64: 5.0}  # one run each; 4 was lucky, 32 is the fourth
+    later = {4: 8.5, 8: 9.5, 16: 9.7, 32: 9.0}
+    for seqs, score in first.items():
+        book.add(trial(seqs, 1, score))
+    turns: list[int] = []
+
+    def run(settings: Settings) -> None:
+        turns.append(settings["max-num-seqs"])
+        book.add(trial(turns[-1], 1, later[turns[-1]], seconds=16.0))
+
+    race(book.trials.copy(), run)
+    assert turns == [4, 8, 16] * 2
+    found = {entry.settings["max-num-seqs"]: entry for entry in TrialBook(tmp_path / "trials.json", {}).trials}
+    assert {seqs: entry.runs for seqs, entry in found.items()} == {4: 3, 8: 3, 16: 3, 32: 1, 64: 1}
+    assert max(found.values(), key=lambda entry: entry.score).settings["max-num-seqs"] == 16
+    assert found[4].score == pytest.approx(9.0)
+    assert found[4].seconds == pytest.approx(14.0)
+    race(book.trials.copy(), run)
+    race(book.trials.copy(), run)
+    assert turns[6:] == [32, 32], "a search that goes on races what has come up since, and the others no more"
+
+
+def test_no_race_is_run_where_one_is_clearly_the_best(tmp_path: Path) -> None:
+    race([trial(4, 1, 10.0), trial(8, 1, 5.0), trial(16, 1, 9.9, figures=None, cut_short=True)], lambda settings: pytest.fail("nothing is near"))

@@ -16,7 +16,7 @@ from headrace.core.scheduler import Scheduler
 from headrace.engine.engine_core import EngineCore
 from headrace.engine.wire import Add, Outputs, Shutdown
 from headrace.plan.costs import Costs
-from headrace.plan.simulator import Prompts, shape_of
+from headrace.plan.simulator import Prompts
 from headrace.runner.fake import FakeRunner, FakeScript
 from headrace.sampling_params import SamplingParams
 from tests.patience import LIMIT_S
@@ -94,7 +94,7 @@ class VirtualCore:
         """Of the runner, in its thread: time goes on only where the loop has nothing to do."""
         self.running.set()
         self.inbox.wait_until_quiet()
-        seconds = self.costs.seconds(shape_of(plan))
+        seconds = self.costs.seconds(plan.work)
         end = self.now + seconds
         self._let_come(end)
         result = self.runner.execute(plan)

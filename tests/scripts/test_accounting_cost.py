@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from headrace.core.messages import StepPlan
+from headrace.core.step_work import StepWork
 from headrace.engine import engine_core
 from headrace.observe.work import WorkLedger
-from headrace.plan.costs import StepShape
 from tests.scripts.load_script import load_script
 
 accounting_cost = load_script("accounting_cost")
@@ -36,19 +37,14 @@ def test_pairs_of_the_loop_do_the_same_work():
     assert accounting_cost.loop_report(pairs).startswith("loop: ")
 
 
-def plan(decodes: int = 16, prompt: int = 0) -> SimpleNamespace:
-    rows = [SimpleNamespace(num_tokens=1, sample=True, start=9) for _ in range(decodes)]
-    return SimpleNamespace(rows=rows + [SimpleNamespace(num_tokens=prompt, sample=True, start=0)] * bool(prompt))
-
-
 def steps(count: int, cost: float) -> list[Any]:
     """Decodes and, every third step, a prompt's tokens too; those with the accounting take so much longer."""
     found = []
     for number in range(count):
         on, prompt = number % 4 in (0, 3), 64 * (number % 3 == 0)
         seconds = (0.01 + 0.0001 * prompt) * (1.0 + cost * on)
-        shape = StepShape(16, 160, prompt, prompt * prompt, 16 + bool(prompt))
-        found.append(accounting_cost.Step(on=on, shape=shape, wall=seconds, process=2 * seconds, loop=0.001 + 0.00003 * on))
+        work = StepWork(16, 160, prompt, prompt * prompt, 16 + bool(prompt))
+        found.append(accounting_cost.Step(on=on, work=work, wall=seconds, process=2 * seconds, loop=0.001 + 0.00003 * on))
     return found
 
 
@@ -56,7 +52,7 @@ def test_the_order_in_a_pair_goes_by_lot():
     switch, seen = accounting_cost.Switch(), []
     runner = accounting_cost.SwitchingRunner(SimpleNamespace(execute=lambda plan: seen.append(switch.on)), switch)
     for _ in range(41):
-        runner.execute(plan())
+        runner.execute(StepPlan(step_id=1, rows=()))
     assert all(one is not other for one, other in zip(seen[:40:2], seen[1::2], strict=True))
     assert 5 < sum(seen[:40:2]) < 15
     assert [step.on for step in runner.steps()] == seen[:40]

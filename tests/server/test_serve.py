@@ -1,5 +1,6 @@
 """The serving process from outside, with a real engine process around the fake runner."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,9 +9,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -19,10 +21,11 @@ import pytest
 from headrace.config import EngineConfig, ServerConfig
 from headrace.errors import ConfigError, StartError
 from headrace.server.ready_message import ready_message
-from headrace.server.serve import listen, read_template, run
+from headrace.server.serve import Signals, end_of_service, listen, read_template, run
+from headrace.server.service import Service
 from tests.patience import LIMIT_S
 from tests.ports import free_port
-from tests.server.fakes import World, refused, write_model
+from tests.server.fakes import FakeEngine, World, refused, write_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +71,26 @@ class Process:
     def complete(self, **body: object) -> httpx.Response:
         fields = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True, **body}
         return httpx.post(f"{self.url}/v1/completions", json=fields, timeout=LIMIT_S, trust_env=False)
+
+    def stream(self, pool: ThreadPoolExecutor, **body: object) -> Future[str]:
+        """The whole text of a stream; returns when it has begun."""
+        begun = threading.Event()
+        fields = {"prompt": "hello", "ignore_eos": True, "stream": True, **body}
+
+        def read() -> str:
+            try:
+                with httpx.stream("POST", f"{self.url}/v1/completions", json=fields, timeout=LIMIT_S, trust_env=False) as response:
+                    pieces = []
+                    for piece in response.iter_text():
+                        pieces.append(piece)
+                        begun.set()
+                    return "".join(pieces)
+            finally:
+                begun.set()
+
+        text = pool.submit(read)
+        assert begun.wait(LIMIT_S)
+        return text
 
     def wait_running(self, count: int) -> None:
         """Until the engine computes so many requests."""
@@ -192,7 +215,7 @@ def test_running_requests_may_end(start: Start, pool: ThreadPoolExecutor):
 def test_those_that_take_too_long_end_with_an_error(start: Start, pool: ThreadPoolExecutor, force: bool):
     process = start("--shutdown-timeout", "200" if force else "0.5", step_seconds=0.05)
     process.wait_ready()
-    stream = pool.submit(process.complete, max_tokens=400, stream=True)
+    stream = process.stream(pool, max_tokens=400)
     plain = pool.submit(process.complete, max_tokens=400)
     process.wait_running(2)
     process.hold()
@@ -201,20 +224,69 @@ def test_those_that_take_too_long_end_with_an_error(start: Start, pool: ThreadPo
         process.until(lambda: process.status("/ready") == 503)
         process.popen.send_signal(signal.SIGTERM)
     assert process.ended() == (128 + signal.SIGTERM if force else 0)
-    *_, last = stream.result().text.split("\n\n")[:-1]
+    *_, last = stream.result().split("\n\n")[:-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
     refused(plain.result(), 503)
+
+
+def test_a_stream_that_has_not_begun_is_refused_when_time_is_up(start: Start, pool: ThreadPoolExecutor):
+    process = start("--shutdown-timeout", "0.1")
+    process.wait_ready()
+    process.hold()
+    stream = pool.submit(process.complete, max_tokens=400, stream=True)
+    process.wait_running(1)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.ended() == 0
+    refused(stream.result(), 503)
+
+
+async def test_an_end_by_force_comes_after_the_last_events():
+    """uvicorn then waits for nobody, and an engine that is dead already ends at once."""
+    order: list[str] = []
+    signals, service = Signals(), Service(config=ServerConfig(), engine=FakeEngine(), model_names=("m",), max_requests=1)
+    signals.force.set()
+
+    async def stream() -> None:
+        with service.admission.permit():
+            await ended.wait()
+            for _ in range(5):
+                await asyncio.sleep(0)  # through the layers
+            order.append("last event")
+
+    class Ends:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def close(self) -> None:
+            order.append(self.name)
+            ended.set()
+
+    class Http:
+        force_exit = should_exit = False
+
+        async def serve(self) -> None:
+            while not self.should_exit:  # noqa: ASYNC110 - as uvicorn does
+                await asyncio.sleep(0)
+            order.append(f"port, by force: {self.force_exit}")
+
+    ended, http = asyncio.Event(), Http()
+    running, serving = asyncio.create_task(stream()), asyncio.create_task(http.serve())
+    await asyncio.sleep(0)
+    await end_of_service(http, serving, service, signals, (Ends("batches"), Ends("engine")))  # type: ignore[arg-type]
+    assert order == ["batches", "engine", "last event", "port, by force: True"]
+    await running
+    service.close()
 
 
 def test_a_dead_engine_ends_streams_with_an_error_and_comes_back(start: Start, pool: ThreadPoolExecutor):
     process = start(step_seconds=0.05)
     process.wait_ready()
-    stream = pool.submit(process.complete, max_tokens=400, stream=True)
+    stream = process.stream(pool, max_tokens=400)
     plain = pool.submit(process.complete, max_tokens=400)
     process.wait_running(2)
     process.hold()
     os.kill(process.engine_pid(), signal.SIGKILL)
-    *_, last = stream.result().text.split("\n\n")[:-1]
+    *_, last = stream.result().split("\n\n")[:-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
     refused(plain.result(), 503)
     assert process.status("/ready") == 503

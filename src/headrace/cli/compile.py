@@ -41,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     EngineConfig(model="", **options)  # a wrong flag is said before a model is fetched
     from tqdm import tqdm
 
+    from headrace.cli.sigterm import ended_by_sigterm
     from headrace.models import store
     from headrace.runner.artifact_build import build_artifacts
 
     config = EngineConfig(model=str(store.resolve_model(args.model)), **options)
-    with tqdm(total=None, desc="Compiling", unit="package", dynamic_ncols=True, file=sys.stderr) as bar:
+    with ended_by_sigterm(), tqdm(total=None, desc="Compiling", unit="package", dynamic_ncols=True, file=sys.stderr) as bar:
 
         def progress(name: str, done: int, total: int) -> None:
             bar.total, bar.n = total, done

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headrace.cli.chat_client import ChatClient
+from headrace.cli.sigterm import ended_by_sigterm
 from headrace.errors import StartError
 
 START_TIMEOUT = 600.0  # seconds; a large model on a slow disk takes minutes
@@ -37,7 +36,7 @@ def local_server(model: Path, arguments: Sequence[str] = (), *, key: str | None 
 @contextlib.contextmanager
 def server_process(command: Sequence[str], *, environment: Mapping[str, str], client: ChatClient) -> Iterator[subprocess.Popen[bytes]]:
     """A server that says at `/ready` that it is. Raises `StartError` with its last words if it does not start."""
-    with _ended_by_sigterm(), tempfile.TemporaryFile("w+") as log:
+    with ended_by_sigterm(), tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
             env=environment,
@@ -56,19 +55,6 @@ def server_process(command: Sequence[str], *, environment: Mapping[str, str], cl
             yield process
         finally:
             _stop(process)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as an exception does, so that the server does not outlive us."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are for that one
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _is_ready(client: ChatClient) -> bool:

@@ -113,7 +113,7 @@ SCHEDULER_OPTIONS = (
     _engine(
         "target-itl-ms",
         values.positive_number,
-        "time between tokens to hold while prompts are read; default: twice the undisturbed step, more for several prompts",
+        "time between tokens to hold while prompts are read; default: twice the undisturbed step and what any prompt costs, more for several",
         metavar="MS",
     ),
     _engine("async-scheduling", values.boolean, "plan the next step while this one runs"),

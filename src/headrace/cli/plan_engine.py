@@ -65,13 +65,15 @@ def measured(trace: Trace, model: str | None, settings: Mapping[str, Any], path:
         if path is not None:
             found.write(path)
     engine = simulated(found, trace, settings)
-    spread, delays = fit(found.samples).spread(), engine.delays
+    fitted, delays = fit(found.samples), engine.delays
+    spread = fitted.spread()
     around = (delays.before + delays.after) * 1e3
     assumptions = [
         f"{found.model} on {found.machine}: {len(found.samples)} measured steps; half of them are within "
         f"{100 * spread['decode']:.0f} % (decodes) and {100 * spread['prompt']:.0f} % (with prompts) of the fit",
         f"beside the engine a request takes {around:.1f} ms and {delays.before_token * 1e6:.1f} us a prompt token; "
         f"{delays.handoff * 1e3:.2f} ms lie between two steps",
+        f"after 0.1 s without a step the next one takes {fitted.cold(0.1) * 1e3:.1f} ms more, after a second {fitted.cold(1.0) * 1e3:.1f} ms",
         *_common(engine.config),
     ]
     return engine, assumptions
@@ -84,7 +86,7 @@ def simulated(found: Measured, trace: Trace, settings: Mapping[str, Any]) -> Eng
     return Engine(
         config=scheduler_config(trace, settings, max_model_len=found.max_model_len, num_blocks=num_blocks),
         costs=fitted.with_noise,  # each engine has a seed of its own
-        delays=Delays(handoff=found.handoff_s, before=found.before_s, before_token=found.before_token_s, after=found.after_s),
+        delays=Delays(handoff=found.handoff_s, before=found.before_s, before_token=found.before_token_s, after=found.after_s, cold=fitted.cold),
         async_scheduling=settings.get("async-scheduling", True),
         known=found.samples,  # as those of a server that has served for a while
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import time
@@ -19,10 +20,10 @@ from headrace.cli.settings import MODEL_KEY, merge, read_config_file
 from headrace.cli.trace_flags import add_part, read_sent_trace
 from headrace.cli.tune_trial import Trials
 from headrace.errors import ConfigError, StartError
-from headrace.plan.search import search
+from headrace.plan.search import OutOfTime, search
 from headrace.plan.slo import parse_slo
 from headrace.plan.tune_page import tune_page
-from headrace.plan.tuning import TrialBook, TrialResult, best_start, report
+from headrace.plan.tuning import TrialBook, TrialResult, best_start, race, report
 
 DEFAULT_TRACE = "burst:prompt=128,output=64,requests=64,sigma=0.5"
 EPILOG = """\
@@ -100,10 +101,13 @@ def run(args: argparse.Namespace) -> int:
             trials.bar.set_description("simulating")
             starts.append(best_start(axes, default, expected, simulated=tune_axes.SIMULATED))
         starts += [trial.settings for trial in tune_axes.of_axes(book.trials, axes)]  # of a search that was stopped: they cost no time
-        best = book.find(search(axes, starts, trials.score, is_valid=trials.is_valid))
+        found = search(axes, starts, trials.score, is_valid=trials.is_valid)
+        with contextlib.suppress(OutOfTime):
+            race(tune_axes.of_axes(book.trials, axes), trials.again)
+    tried = tune_axes.of_axes(book.trials, axes)
+    best = max((trial for trial in tried if trial.runs > 1), key=lambda trial: trial.score, default=book.find(found))
     if best is None or best.error is not None:
         raise StartError(f"No server serves with these settings: {best.error if best else 'there was no time for a trial'}")
-    tried = tune_axes.of_axes(book.trials, axes)
     print(report(axes, best, tried, args.slo))
     _write(args, model, fixed, best, tried)
     if args.html is not None:

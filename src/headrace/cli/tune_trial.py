@@ -39,9 +39,21 @@ KEPT = ("request_throughput", "output_throughput", "median_ttft_ms", "p95_ttft_m
 
 
 class Trials:
-    """`fixed`: settings of every trial. `end`: monotonic seconds; no trial begins that would probably end later."""
+    """`fixed`: settings of every trial. `end`: monotonic seconds; no trial begins that would probably end later. `record`: whether steps of the
+    first trial are recorded, for `expectation`.
+    """
 
-    def __init__(self, model: str | None, trace: Trace, limits: Sequence[Limit], fixed: Mapping[str, Any], book: TrialBook, *, end: float) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        trace: Trace,
+        limits: Sequence[Limit],
+        fixed: Mapping[str, Any],
+        book: TrialBook,
+        *,
+        end: float,
+        record: bool = True,
+    ) -> None:
         from tqdm import tqdm
 
         from headrace.models.store import DEFAULT_MODEL, resolve_model
@@ -50,7 +62,7 @@ class Trials:
         self._path = Path(model or DEFAULT_MODEL) if "runner-factory" in fixed else resolve_model(model)
         self._trace, self._limits, self._fixed, self._book, self._end = trace, limits, dict(fixed), book, end
         self._requests = [bench_request(request, number) for number, request in enumerate(trace.requests)]
-        self._recordings: list[Recording] | None = None  # None: no trial was recorded
+        self._recordings: list[Recording] | None = None if record else []  # None: no trial was recorded yet
         self._room: tuple[int, int] | None = None  # KV tokens of the recorded server, and its longest request
         self.bar = tqdm(total=len(self._requests), unit="request", dynamic_ncols=True, file=sys.stderr, leave=False)
 
@@ -80,6 +92,14 @@ class Trials:
         trial = self._trial(dict(settings), best, begin)
         self._book.add(trial)
         return trial.score
+
+    def again(self, settings: Mapping[str, Any]) -> None:
+        """One more run of a trial that was made before. Raises `OutOfTime`."""
+        begin = time.monotonic()
+        known = self._book.find(settings)
+        if known is None or begin + known.seconds > self._end:
+            raise OutOfTime
+        self._book.add(self._trial(dict(settings), 0.0, begin))
 
     def _trial(self, settings: dict[str, Any], best: float, begin: float) -> TrialResult:
         self.bar.reset(total=len(self._requests))
@@ -160,7 +180,7 @@ class Trials:
             options = self._options(settings)
             options.pop("speculative-config", None)
             config = scheduler_config(self._trace, options, max_model_len=longest, num_blocks=room // int(options.get("block-size", 16)))
-            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays(), known=known), 1)
+            fleet = replay(self._trace, Engine(config=config, costs=lambda number: costs, delays=Delays(cold=costs.cold), known=known), 1)
             assert fleet is not None
             values = {limit.name: limit.value(fleet.latencies[limit.metric]) for limit in self._limits}
             return score_of(fleet.figures()["request_throughput"], self._limits, values)

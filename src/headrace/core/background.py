@@ -17,7 +17,8 @@ from headrace.core.policy import MIN_PREFILL_CHUNK
 from headrace.core.preemption import Preemption
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
-from headrace.core.step_time import StepTimeModel, StepWork
+from headrace.core.step_time import StepTimeModel
+from headrace.core.step_work import StepWork
 
 SHARE = 0.1  # of the time of others' steps that background rows may add to them, over several steps
 STRETCH = 2.0  # a step of others' decodes may take so many times as long with background rows in it: as with a prompt of their own
@@ -81,7 +82,7 @@ class Background:
         """Add rows of background requests to a draft that holds all rows of others. Starts come after decodes: they may copy from their blocks."""
         if len(self._roster) == self._roster.num_foreground:
             return
-        work, others = draft.work(), draft.num_tokens
+        work, others = draft.work, draft.num_tokens
         others_s = self._step_time.predict(work) if draft.rows else None
         target_s, may_save = self._target(work, now, others_s)
         # what is saved to the full pays for a token, even if it takes longer than STRETCH allows
@@ -96,7 +97,7 @@ class Background:
         if may_start and not draft.has_preempted:
             self._admission.start_waiting(draft, background=True)
         budget = self._step_time.prefill_chunk(
-            draft.work(),
+            draft.work,
             num_prompts=1,
             context=max((request.num_computed for request in self._roster.running if request.background), default=0),
             limit=limit - draft.num_tokens,
@@ -111,7 +112,7 @@ class Background:
                 schedule(request, num_tokens, draft)
                 budget -= num_tokens
         if others_s is not None:
-            self._credit -= self._step_time.predict(draft.work()) - others_s
+            self._credit -= self._step_time.predict(draft.work) - others_s
 
     def _target(self, work: StepWork, now: float, others_s: float | None) -> tuple[float, bool]:
         """What the step may take with rows of background requests, in seconds, and whether saving would allow more in a later step.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headrace.core.kv_manager import KVManager
 from headrace.core.request import Request, RequestState
-from headrace.core.step_time import StepTimeModel, StepWork
+from headrace.core.step_time import StepTimeModel
+from headrace.core.step_work import StepWork
 
 
 def seconds_to_first_token(num_tokens: int, *, num_cached: int, step_tokens: int, step_time: StepTimeModel) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headrace.core.kv_manager import BlockPairs
 from headrace.core.messages import Row, SlotStart, StepPlan
 from headrace.core.request import Request
-from headrace.core.step_time import StepWork
+from headrace.core.step_work import StepWork
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +34,11 @@ class PlanDraft:
     copies: BlockPairs = field(default_factory=list)  # (from, to)
     num_tokens: int = 0  # without guesses
     num_decode_tokens: int = 0  # of rows that were decoding when the plan began
+    decode_tokens: int = 0  # these five as in `StepWork`
+    decode_attended: int = 0
+    prompt_tokens: int = 0
+    prompt_attended: int = 0
+    sampled: int = 0
     num_repeated: int = 0  # tokens computed before and lost by preemption
     has_preempted: bool = False
 
@@ -50,6 +55,8 @@ class PlanDraft:
         row = self.rows.get(request)
         if row is None:
             row = self.rows[request] = DraftRow(start=begin)
+        else:
+            self._count(row, -1)
         assert not row.sample
         if begin < before:
             self.num_repeated += min(end, before) - begin
@@ -63,6 +70,7 @@ class PlanDraft:
         if end == known and request.samples:
             row.sample = True
             request.num_pending += 1
+        self._count(row, 1)
 
     def speculate(self, request: Request, guesses: tuple[int, ...], written: Iterable[int]) -> None:
         """Compute `guesses` behind the one known token of the request's row, at positions in the blocks `written`.
@@ -73,21 +81,25 @@ class PlanDraft:
         assert row.sample
         assert row.num_tokens == 1
         assert row.start == len(request.token_ids) - 1
+        self._count(row, -1)
         row.guesses = guesses
+        self._count(row, 1)
         row.written += written
 
+    def _count(self, row: DraftRow, times: int) -> None:
+        num_tokens = row.num_tokens + len(row.guesses)
+        attended = num_tokens * (row.start + num_tokens)
+        self.sampled += times * row.sample
+        if row.is_decode:
+            self.decode_tokens += times * num_tokens
+            self.decode_attended += times * attended
+        else:
+            self.prompt_tokens += times * num_tokens
+            self.prompt_attended += times * attended
+
+    @property
     def work(self) -> StepWork:
-        decode_tokens = decode_attended = prompt_tokens = prompt_attended = 0
-        for row in self.rows.values():
-            num_tokens = row.num_tokens + len(row.guesses)
-            attended = num_tokens * (row.start + num_tokens)
-            if row.is_decode:
-                decode_tokens += num_tokens
-                decode_attended += attended
-            else:
-                prompt_tokens += num_tokens
-                prompt_attended += attended
-        return StepWork(decode_tokens, decode_attended, prompt_tokens, prompt_attended)
+        return StepWork(self.decode_tokens, self.decode_attended, self.prompt_tokens, self.prompt_attended, self.sampled)
 
     def build(self) -> PlannedStep:
         """The frozen plan; from now on the runner knows the slots and blocks in it."""
@@ -103,12 +115,12 @@ class PlanDraft:
             swap_out=tuple(self.swap_out),
             swap_in=tuple(self.swap_in),
             copies=tuple(self.copies),
+            work=self.work,
         )
         return PlannedStep(
             plan=plan,
             requests=tuple([request for request, _ in ordered]),
             written=tuple([tuple(row.written) for _, row in ordered]),
-            work=self.work(),
             speculates=any(row.guesses for _, row in others),
             num_repeated=self.num_repeated,
         )
@@ -119,7 +131,6 @@ class PlannedStep:
     plan: StepPlan
     requests: tuple[Request, ...]  # of the plan's rows; by now some may be finished or preempted
     written: tuple[tuple[int, ...], ...]  # device blocks that each row writes
-    work: StepWork
     speculates: bool = False  # how many tokens it gives is not known before its result
     num_repeated: int = 0  # tokens computed before and lost by preemption
 

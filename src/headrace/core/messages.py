@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.core.step_work import NO_WORK, StepWork
 from headrace.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class StepPlan:
     swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
     swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
     copies: tuple[tuple[int, int], ...] = ()  # (from device block, to device block): copy on write
+    work: StepWork = NO_WORK  # what its rows are together, for those who ask how long it takes; the runner does not
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,7 @@ from headrace.core.step_time import StepTimeModel
 def prompt_budget(prompts: Sequence[Request], draft: PlanDraft, config: SchedulerConfig, step_time: StepTimeModel, *, step_s: float | None) -> int:
     """`step_s`: what the whole step may take, in seconds; None: as long as the decodes in it bear."""
     budget = config.max_num_batched_tokens - draft.num_tokens
-    beside, context = draft.work(), max(request.num_computed for request in prompts)
+    beside, context = draft.work, max(request.num_computed for request in prompts)
 
     def chunk(target_s: float | None) -> int:
         return step_time.prefill_chunk(

@@ -255,7 +255,7 @@ class Scheduler:
     def _speculate(self, speculation: Speculation, draft: PlanDraft) -> None:
         known = [request for request, row in draft.rows.items() if row.start < len(request.token_ids)]
         limit = self.config.max_num_batched_tokens - draft.num_tokens
-        proposed = speculation.propose(known, num_rows=draft.num_tokens, attended=draft.work().decode_attended, limit=limit)
+        proposed = speculation.propose(known, num_rows=draft.num_tokens, attended=draft.work.decode_attended, limit=limit)
         for request, guesses in proposed.items():
             while guesses and not self._kv.grow(request.table, request.num_computed + len(guesses)):
                 guesses = guesses[:-1]  # nobody gives way to a guess
@@ -279,7 +279,7 @@ class Scheduler:
         plan = step.plan
         assert result.step_id == plan.step_id, f"the result of step {plan.step_id} is due, not of {result.step_id}"
         assert len(result.rows) == len(plan.rows)
-        self.step_time.observe(step.work, speculates=step.speculates, seconds=result.seconds)
+        self.step_time.observe(plan.work, speculates=step.speculates, seconds=result.seconds)
         self.step_tokens = tokens_of(step, result)
         outputs = self.take_outputs()
         num_finished = 0

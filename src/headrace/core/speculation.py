@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from headrace.config import SpeculativeConfig
 from headrace.core.request import Request
-from headrace.core.step_time import StepTimeModel, StepWork
+from headrace.core.step_time import StepTimeModel
+from headrace.core.step_work import StepWork
 
 FIRST_ACCEPTANCE = 0.7  # assumed of a request that nothing is known of
 FOLLOW = 0.15  # how fast the acceptance rate follows

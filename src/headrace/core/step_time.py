@@ -17,13 +17,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from operator import add, mul
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from headrace.core.step_work import StepWork
 
 FADE = 0.995  # weight of a step after one more of its kind
 LAST_STEPS: dict[_Kind, int] = {"decode": 64, "prompt": 16, "guess": 16}  # of each kind, whose ratios are looked at
 KEPT_SHARE = 0.75  # of steps with prompt tokens that keep the latency
 MIN_STEPS = 4  # before so many steps nothing is predicted
-ITL_FACTOR = 2.0  # without a target, a step with one prompt may take so many times a decode-only one
+ITL_FACTOR = 2.0  # without a target, a step with one prompt may take so many times a decode-only one, and what prompts cost at all
 FIRST_CHUNK = 16  # prompt tokens beside decodes before anything is known
 GROWTH = 2  # a step with prompt tokens may be so many times as large as any before it: what was never seen can't be predicted
 LEAST_S = 1e-9  # nothing takes less
@@ -32,6 +34,7 @@ _SCALES = (1.0, 0.1, 1e-4, 1.0, 1e-2, 1e-5)  # keep the normal equations well co
 # decode steps of one size goes to the start of a step, for they wait for weights; that of prompts of one size to their tokens, lest many seem to cost
 # as few.
 _RIDGE = (1e-6, 1e-5, 1e-4, 1e-4, 1e-6, 1e-4)
+_ANY_PROMPT = (0.0, 0.0, 0.0, _SCALES[3], 0.0, 0.0)  # what a step pays for holding any prompt token at all, as features
 _ROUNDING = 1e-9
 _EXCHANGES = 24  # of features in and out of the fit; so many are never needed but by rounding
 
@@ -40,30 +43,12 @@ _Kind = Literal["decode", "prompt", "guess"]
 _Features = tuple[float, float, float, float, float, float]
 
 
-class StepWork(NamedTuple):
-    """What is in a step."""
-
-    decode_tokens: int = 0  # rows of one token that yield the next, and guesses behind them
-    decode_attended: int = 0  # sum over them of their context
-    prompt_tokens: int = 0
-    prompt_attended: int = 0  # sum over the other rows of tokens * context
-
-    def with_decode(self, context: int) -> StepWork:
-        """With one decode row more, whose token attends to so many."""
-        return self._replace(decode_tokens=self.decode_tokens + 1, decode_attended=self.decode_attended + context)
-
-    def with_prompt(self, num_tokens: int, context: int) -> StepWork:
-        """With so many prompt tokens more, behind `context` computed ones."""
-        attended = num_tokens * (context + num_tokens)
-        return self._replace(prompt_tokens=self.prompt_tokens + num_tokens, prompt_attended=self.prompt_attended + attended)
-
-
 def _kind(work: StepWork, speculates: bool) -> _Kind:
     return "guess" if speculates else "prompt" if work.prompt_tokens else "decode"
 
 
 def _features(work: StepWork) -> _Features:
-    decode_tokens, decode_attended, prompt_tokens, prompt_attended = work
+    decode_tokens, decode_attended, prompt_tokens, prompt_attended, _ = work
     return (
         _SCALES[0],
         _SCALES[1] * decode_tokens,
@@ -130,9 +115,10 @@ class StepTimeModel:
         """Most prompt tokens, from `floor` to `limit`, beside this work so that the step keeps the inter-token latency.
 
         `num_prompts` share the chunk; `context` is the number of tokens before it. `target_s` None: ITL_FACTOR times the predicted
-        step without the chunk for one prompt. The time beyond that step grows with the root of the number of prompts, and where more prompts
-        than decodes wait, with their ratio: a few fluent answers must not hold up many prompts, whose small chunks would leave most of the
-        machine's speed unused.
+        step without the chunk for one prompt, and beyond that what a step pays for holding any prompt token at all: where that is as much as the
+        step itself, chunks of a few tokens would pay it over and over, and disturb for much longer than they spare. The time for the tokens
+        grows with the root of the number of prompts, and where more prompts than decodes wait, with their ratio: a few fluent answers must not
+        hold up many prompts, whose small chunks would leave most of the machine's speed unused.
         """
         if limit <= floor:
             return limit
@@ -140,7 +126,7 @@ class StepTimeModel:
             return min(FIRST_CHUNK, limit)
         if target_s is None:
             factor = 1.0 + (ITL_FACTOR - 1.0) * max(math.sqrt(num_prompts), num_prompts / max(beside.decode_tokens, 1))
-            target_s = factor * self.predict(beside)
+            target_s = factor * self.predict(beside) + self._fitted(_ANY_PROMPT)
         target_s /= self._ratio("prompt", KEPT_SHARE)
         low, high = floor, max(floor, min(limit, max(FIRST_CHUNK, GROWTH * self._most_tokens)))
         while low < high:

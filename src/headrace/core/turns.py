@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from headrace.core.draft import PlannedStep
 from headrace.core.request import Request, RequestState
 from headrace.core.roster import Roster
-from headrace.core.step_time import StepTimeModel, StepWork
+from headrace.core.step_time import StepTimeModel
+from headrace.core.step_work import StepWork
 
 STEP_S = 0.05  # of a step that a tenant which comes may have to wait for
 DECODE_SHARE = 0.6  # of it, for decodes beside prompts
@@ -55,7 +56,7 @@ class TenantTurns:
         """Whether the next step may be planned while this one runs."""
         if not (self.are_taken and self._step_time.ready):
             return True
-        return self._step_time.predict(step.work) <= AHEAD_S
+        return self._step_time.predict(step.plan.work) <= AHEAD_S
 
     def begin(self, now: float) -> None:
         """Decide whom the next step is for. Background requests are no part of this."""

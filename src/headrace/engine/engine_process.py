@@ -7,13 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
 from headrace.config import EngineConfig
-from headrace.engine.wire import HEADER_BYTES, Configure, FromEngine, Shutdown, ToEngine, body_length, decode_from_engine, encode_frame
+from headrace.engine.wire import HEADER_BYTES, Configure, FromEngine, Shutdown, ToEngine, WireError, body_length, decode_from_engine, encode_frame
 
-READ_BUFFER_BYTES = 1024 * 1024
 REAP_PAUSE_S = 0.01
 SPIN_COUNT = 1000  # microseconds rather than milliseconds of spinning; see child_environment
 
@@ -69,13 +69,58 @@ def launch(config: EngineConfig) -> LaunchedEngine:
     return launched
 
 
+class Frames(asyncio.Protocol):
+    """Cuts what arrives into bodies of frames. There is one for each step: asyncio's stream reader would wake its task twice for it."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()  # a frame that is not whole yet
+        self._bodies: deque[bytearray] = deque()
+        self._error: WireError | None = None
+        self._ended = False
+        self._woken: asyncio.Future[None] | None = None  # `next` waits for it
+
+    async def next(self) -> bytearray | None:
+        """The next body; None at the end of the stream, also in mid-frame. Raises `WireError`. One caller at a time."""
+        while not self._bodies:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._woken = asyncio.get_running_loop().create_future()
+            try:
+                await self._woken
+            finally:
+                self._woken = None
+        return self._bodies.popleft()
+
+    def data_received(self, data: bytes) -> None:
+        buffer, start = self._buffer, 0
+        buffer += data
+        try:
+            while len(buffer) >= (body := start + HEADER_BYTES) and len(buffer) >= (end := body + body_length(buffer[start:body])):
+                self._bodies.append(buffer[body:end])
+                start = end
+        except WireError as error:
+            self._error = error
+        del buffer[:start]
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+
 class EngineProcess:
     """One child. Whoever made it must call `kill()` or `close()`; both may be called again."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], transport: asyncio.WriteTransport, frames: Frames) -> None:
         self._popen = popen
-        self._reader = reader
-        self._writer = writer
+        self._transport = transport
+        self._frames = frames
 
     @classmethod
     async def spawn(cls, config: EngineConfig) -> EngineProcess:
@@ -86,11 +131,11 @@ class EngineProcess:
     async def adopt(cls, launched: LaunchedEngine) -> EngineProcess:
         """Listens to a child from now on."""
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=launched.connection, limit=READ_BUFFER_BYTES)
+            transport, frames = await asyncio.get_running_loop().create_unix_connection(Frames, sock=launched.connection)
         except BaseException:
             launched.end()
             raise
-        return cls(launched.popen, reader, writer)
+        return cls(launched.popen, transport, frames)
 
     @property
     def pid(self) -> int:
@@ -98,19 +143,16 @@ class EngineProcess:
 
     def send(self, message: ToEngine) -> None:
         """Never blocks: the child's reader thread takes everything at once. Raises `WireError` for what cannot be encoded."""
-        self._writer.write(encode_frame(message))
+        self._transport.write(encode_frame(message))
 
     async def receive(self) -> FromEngine | None:
         """The next message; None when the child's end is closed. Raises `WireError` for bytes that are none of ours."""
-        try:
-            header = await self._reader.readexactly(HEADER_BYTES)
-            return decode_from_engine(await self._reader.readexactly(body_length(header)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+        body = await self._frames.next()
+        return None if body is None else decode_from_engine(body)
 
     async def close(self, grace: float) -> None:
         """Asks the child to end; kills it after `grace` seconds."""
-        if self._popen.poll() is None and not self._writer.is_closing():
+        if self._popen.poll() is None and not self._transport.is_closing():
             self.send(Shutdown())
         with suppress(TimeoutError):  # it would not go by itself
             await asyncio.wait_for(self._reap(), grace)
@@ -120,8 +162,8 @@ class EngineProcess:
         """Kills the child if it lives, reaps it, and returns its exit code (negative: the signal that ended it)."""
         self._popen.kill()  # a no-op for a child that has been reaped
         code = await self._reap()
-        if not self._writer.is_closing():
-            self._writer.transport.abort()
+        if not self._transport.is_closing():
+            self._transport.abort()
         return code
 
     async def _reap(self) -> int:

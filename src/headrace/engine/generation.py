@@ -13,7 +13,6 @@ from headrace.engine.client import EngineClient
 from headrace.engine.embedding import Embedding, EmbeddingRequest, embed
 from headrace.engine.engine_requests import GenerationRequest, engine_requests
 from headrace.engine.timeline import Watcher
-from headrace.errors import RequestError
 from headrace.text.grammar_checker import GrammarChecker
 from headrace.text.tokenizer import Tokenizer
 
@@ -68,7 +67,7 @@ class Generator:
 
 
 class _Run:
-    """The open choices of one request and the deltas that wait for the consumer."""
+    """The open choices of one request and the deltas that wait for the consumer; the client's `Sink` for each of them."""
 
     def __init__(self, client: EngineClient, watcher: Watcher | None) -> None:
         self._client = client
@@ -79,7 +78,7 @@ class _Run:
         self._woken: asyncio.Future[None] | None = None  # the consumer waits for it
 
     def open(self, add: AddRequest, choice: Choice) -> None:
-        self._client.open(add, _ChoiceSink(self, add.request_id), self._watcher)
+        self._client.open(add, self, self._watcher)
         self._unfinished[add.request_id] = choice
 
     def close(self) -> None:
@@ -102,7 +101,8 @@ class _Run:
                 self._woken = None
         return self._ready.popleft().take()
 
-    def push(self, request_id: str, output: TokenOutput) -> None:
+    def push(self, output: TokenOutput) -> None:
+        request_id = output.request_id
         choice = self._unfinished.get(request_id)
         if choice is None:
             return  # closed in the meantime
@@ -110,8 +110,7 @@ class _Run:
         try:
             stopped = choice.push(output)
         except Exception as error:  # a fault in our text code: it belongs to this request's consumer, not to the client's read loop
-            self.fail(request_id, error)
-            self._client.abort(request_id)
+            self.fail(error)
             return
         if self._watcher is not None:
             self._watcher.detokenised(begin, time.monotonic())
@@ -127,21 +126,7 @@ class _Run:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def fail(self, request_id: str, error: Exception) -> None:
-        self._unfinished.pop(request_id, None)
+    def fail(self, error: Exception) -> None:
+        """The consumer gets the error after what is ready, and closes the run, which aborts what still runs."""
         self._error = self._error or error
         self._wake()
-
-
-class _ChoiceSink:
-    """One choice's end of the client."""
-
-    def __init__(self, run: _Run, request_id: str) -> None:
-        self._run = run
-        self._request_id = request_id
-
-    def push(self, output: TokenOutput) -> None:
-        self._run.push(self._request_id, output)
-
-    def fail(self, error: RequestError) -> None:
-        self._run.fail(self._request_id, error)

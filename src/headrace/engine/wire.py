@@ -175,7 +175,7 @@ def encode_frame(message: Message) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-def body_length(header: bytes) -> int:
+def body_length(header: bytes | bytearray) -> int:
     """Bytes that follow the header. Raises `WireError` if no frame of ours is that long."""
     (length,) = struct.unpack("<I", header)
     if not 1 <= length <= MAX_FRAME_BYTES:
@@ -200,7 +200,7 @@ def decode_from_engine(body: bytes | bytearray) -> FromEngine:
 def read_body(connection: socket.socket) -> bytearray | None:
     """Blocks for the next frame's body; None at the end of the stream, also in mid-frame."""
     header = _read_exactly(connection, HEADER_BYTES)
-    return None if header is None else _read_exactly(connection, body_length(bytes(header)))
+    return None if header is None else _read_exactly(connection, body_length(header))
 
 
 def _read_exactly(connection: socket.socket, count: int) -> bytearray | None:

@@ -38,8 +38,6 @@ class RequestMetrics(Protocol):
 
     def prompt(self, tokens: int) -> None: ...
 
-    def generated(self, tokens: int) -> None: ...
-
     def first_token(self, seconds: float) -> None: ...
 
     def more_tokens(self, seconds: float, count: int) -> None: ...
@@ -160,11 +158,14 @@ class Metrics:
 
     @harmless
     def generated(self, tokens: int) -> None:
+        """Tokens of which only the number is told."""
         self._tokens.generated(tokens)
 
     @harmless
     def first_token(self, seconds: float) -> None:
+        """The first token of a choice."""
         self._first.observe(max(0.0, seconds))
+        self._tokens.generated(1)
         self.first_tokens_total += 1
         self.first_token_seconds_total += max(0.0, seconds)
         self.drift.see("time_to_first_token", seconds, self._clock())
@@ -231,14 +232,13 @@ class BackgroundMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self.prompt = metrics.prompt_in_background
-        self.generated = metrics.generated
         self._metrics = metrics
 
     def first_token(self, seconds: float) -> None:
-        pass
+        self._metrics.generated(1)
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        pass
+        self._metrics.generated(count)
 
     def finished(self, reason: str, seconds: float, tokens: int) -> None:
         self._metrics.ended(reason)

@@ -28,7 +28,8 @@ class TokenMetrics(Collector):
         self._total += tokens
 
     def more(self, seconds: float, count: int) -> None:
-        """`count` tokens came together, `seconds` after the one before them."""
+        """`count` tokens came together, `seconds` after the one before them. They count as generated too."""
+        self._total += count
         self._counts[bisect_left(self._bounds, seconds / count)] += count
         self._seconds += seconds
 

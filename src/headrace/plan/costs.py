@@ -6,9 +6,10 @@ measured, apart for steps of decodes alone and for steps with prompt tokens, whi
     seconds = base + d(decodes) + p(prompt tokens) + a * first tokens + b * context + c * attended
 
 `d` and `p` rise piecewise linearly: a few rows cost as much as one, as long as the weights are what a step waits for, and many cost what their
-products cost. All slopes are non-negative (a weighted least squares fit of relative errors). What a step takes beside that, because a real machine
-pauses, is drawn from the ratios of measured to fitted time of the measured steps of about its size. Weights are taken from the fit itself and not
-from the measured times: else the steps that happened to be fast would count most, and the fit would lie below them all.
+products cost. A step that follows none at once takes more, by what rises with the pause before it up to a few tenths of a second, whatever is in it.
+All slopes are non-negative (a weighted least squares fit of relative errors). What a step takes beside that, because a real machine pauses, is drawn
+from the ratios of measured to fitted time of the measured steps of about its size. Weights are taken from the fit itself and not from the measured
+times: else the steps that happened to be fast would count most, and the fit would lie below them all.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import statistics
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from headrace.core.step_work import StepWork
 from headrace.errors import ConfigError
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384, 32768)
@@ -31,48 +33,24 @@ LEAST_STEPS = 4  # of a kind that is fitted for itself
 ROUNDS = 6  # of fits, each weighted by the one before
 LEAST_RATIOS = 40  # that a step's noise is drawn from
 LEAST_S = 1e-9  # no step takes less
+IDLE_KNOTS = (0.0, 0.02, 0.1, 0.4)  # seconds without a step; after more than the last the next one is as cold as it gets
 SWEEPS = 2000  # of coordinate descent; a dozen features need far fewer
-
+COLUMNS = (*StepWork._fields, "seconds", "idle")  # of samples in a file
 
 _Kind = tuple[bool, int]  # whether it has prompt tokens, and the index of the knot below its size
 
 
-class StepShape(NamedTuple):
-    """What is in a step."""
-
-    decodes: int  # rows of one token that yield the next
-    context: int  # sum over them of the positions that they attend to
-    prompt_tokens: int  # of all other rows
-    attended: int  # sum over these of tokens * positions before and in them
-    sampled: int  # rows of both kinds that yield a token
-
-    @property
-    def tokens(self) -> int:
-        return self.decodes + self.prompt_tokens
-
-    @property
-    def has_prefill(self) -> bool:
-        return self.prompt_tokens > 0
-
-
 class Costs(Protocol):
-    def seconds(self, shape: StepShape) -> float: ...
+    def seconds(self, work: StepWork) -> float: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured step; see `StepShape`."""
+    """One measured step."""
 
-    decodes: int
-    context: int
-    prompt_tokens: int
-    attended: int
-    sampled: int
+    work: StepWork
     seconds: float
-
-    @property
-    def shape(self) -> StepShape:
-        return StepShape(self.decodes, self.context, self.prompt_tokens, self.attended, self.sampled)
+    idle: float = 0.0  # seconds without a step before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +70,9 @@ class Measured:
     samples: tuple[Sample, ...]
 
     def write(self, path: Path) -> None:
-        columns = {field.name: [getattr(sample, field.name) for sample in self.samples] for field in fields(Sample)}
-        path.write_text(json.dumps({"object": "step_costs", **asdict(self), "samples": columns}) + "\n", encoding="utf-8")
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "samples"}
+        columns = dict(zip(COLUMNS, zip(*((*sample.work, sample.seconds, sample.idle) for sample in self.samples), strict=True), strict=False))
+        path.write_text(json.dumps({"object": "step_costs", **rest, "samples": columns}) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Measured:
@@ -102,9 +81,8 @@ class Measured:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(value, dict) and value.get("format") == BENCH_STEP:
                 return cls._of_bench_step(value)
-            columns = [value["samples"][field.name] for field in fields(Sample)]
-            names = [field.name for field in fields(Sample)]
-            samples = tuple(Sample(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
+            columns = [value["samples"][name] for name in COLUMNS]
+            samples = tuple(Sample(StepWork(*work), seconds, idle) for *work, seconds, idle in zip(*columns, strict=True))
             rest = {field.name: value[field.name] for field in fields(cls) if field.name != "samples"}
             found = cls(**(rest | {"flags": tuple(rest["flags"]), "samples": samples}))
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -120,12 +98,14 @@ class Measured:
         """Steps that ran without a service around them; see `headrace.bench.inside.step`."""
         samples = [
             Sample(
-                decodes=point["rows"],
-                context=point["rows"] * (point["context"] + 1),
-                prompt_tokens=point["prompt_tokens"],
-                attended=point["prompt_tokens"] * (point["context"] + point["prompt_tokens"]),
-                sampled=point["sampled"],
-                seconds=milliseconds / 1e3,
+                StepWork(
+                    decode_tokens=point["rows"],
+                    decode_attended=point["rows"] * (point["context"] + 1),
+                    prompt_tokens=point["prompt_tokens"],
+                    prompt_attended=point["prompt_tokens"] * (point["context"] + point["prompt_tokens"]),
+                    sampled=point["sampled"],
+                ),
+                milliseconds / 1e3,
             )
             for point in value["points"]
             for milliseconds in point["runner_ms"]
@@ -149,18 +129,18 @@ class Measured:
 class Ramp:
     """Rises piecewise linearly from 0 at the first of `knots`; behind the last one its slope goes on."""
 
-    def __init__(self, knots: Sequence[int], slopes: Sequence[float]) -> None:
+    def __init__(self, knots: Sequence[float], slopes: Sequence[float]) -> None:
         self._knots, self._slopes = tuple(knots), tuple(slopes)
         self._heights = [0.0]
         for low, high, slope in zip(knots, knots[1:], slopes, strict=False):
             self._heights.append(self._heights[-1] + slope * (high - low))
 
-    def __call__(self, count: int) -> float:
+    def __call__(self, count: float) -> float:
         i = max(0, bisect_left(self._knots, count) - 1)
         return self._heights[i] + self._slopes[i] * max(0, count - self._knots[i])
 
     @staticmethod
-    def features(count: int, knots: Sequence[int]) -> list[float]:
+    def features(count: float, knots: Sequence[float]) -> list[float]:
         """Which a `Ramp`'s slopes are the weights of."""
         ends = (*knots[1:], None)
         return [max(0.0, (count if end is None else min(count, end)) - knot) for knot, end in zip(knots, ends, strict=True)]
@@ -170,9 +150,9 @@ class Line:
     """What steps of one kind take."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        decode_knots = _knots([sample.decodes for sample in samples])
-        prompt_knots = _knots([sample.prompt_tokens for sample in samples])
-        rows = [self._features(sample.shape, decode_knots, prompt_knots) for sample in samples]
+        decode_knots = _knots([sample.work.decode_tokens for sample in samples])
+        prompt_knots = _knots([sample.work.prompt_tokens for sample in samples])
+        rows = [self._features(sample.work, decode_knots, prompt_knots) for sample in samples]
         measured = [sample.seconds for sample in samples]
         scale = measured
         for _ in range(ROUNDS):
@@ -181,41 +161,48 @@ class Line:
             self._base = weights[0]
             self._decodes, self._prompt = Ramp(decode_knots, weights[1:middle]), Ramp(prompt_knots, weights[middle:-3])
             self._first, self._context, self._attended = weights[-3:]
-            scale = [self(sample.shape) for sample in samples]
+            scale = [self(sample.work) for sample in samples]
 
-    def __call__(self, shape: StepShape) -> float:
-        seconds = self._base + self._decodes(shape.decodes) + self._prompt(shape.prompt_tokens) + self._first * (shape.sampled - shape.decodes)
-        return max(LEAST_S, seconds + self._context * shape.context + self._attended * shape.attended)
+    def __call__(self, work: StepWork) -> float:
+        seconds = self._base + self._decodes(work.decode_tokens) + self._prompt(work.prompt_tokens)
+        seconds += self._first * (work.sampled - work.decode_tokens) + self._context * work.decode_attended + self._attended * work.prompt_attended
+        return max(LEAST_S, seconds)
 
     @staticmethod
-    def _features(shape: StepShape, decode_knots: Sequence[int], prompt_knots: Sequence[int]) -> list[float]:
-        ramps = [*Ramp.features(shape.decodes, decode_knots), *Ramp.features(shape.prompt_tokens, prompt_knots)]
-        return [1.0, *ramps, float(shape.sampled - shape.decodes), float(shape.context), float(shape.attended)]
+    def _features(work: StepWork, decode_knots: Sequence[int], prompt_knots: Sequence[int]) -> list[float]:
+        ramps = [*Ramp.features(work.decode_tokens, decode_knots), *Ramp.features(work.prompt_tokens, prompt_knots)]
+        return [1.0, *ramps, float(work.sampled - work.decode_tokens), float(work.decode_attended), float(work.prompt_attended)]
 
 
 class FittedCosts:
-    """Made by `fit`. `lines`: by whether there are prompt tokens; one may be missing. `noise`: seed of the ratios that steps are drawn with;
-    None: a step takes what the fit says."""
+    """Made by `fit`. `lines`: by whether there are prompt tokens; one may be missing. `cold`: of idle seconds. `noise`: seed of the ratios that
+    steps are drawn with; None: a step takes what the fit says."""
 
-    def __init__(self, lines: Mapping[bool, Line], ratios: Mapping[_Kind, Sequence[float]], *, noise: int | None = 0) -> None:
+    def __init__(self, lines: Mapping[bool, Line], cold: Ramp, ratios: Mapping[_Kind, Sequence[float]], *, noise: int | None = 0) -> None:
         self._lines = lines
+        self._cold = cold
         self._ratios = {kind: tuple(values) for kind, values in ratios.items()}
         self._pools: dict[_Kind, tuple[float, ...]] = {}  # ratios that a step of this kind is drawn from
         self._draw = None if noise is None else random.Random(noise)
 
-    def fitted(self, shape: StepShape) -> float:
-        line = self._lines.get(shape.prompt_tokens > 0)
+    def fitted(self, work: StepWork) -> float:
+        line = self._lines.get(work.prompt_tokens > 0)
         if line is not None:
-            return line(shape)
-        if shape.prompt_tokens:  # no such step was measured: as if each of them decoded
-            return self._lines[False](StepShape(shape.tokens, shape.context + shape.attended, 0, 0, shape.tokens))
-        return self._lines[True](shape)
+            return line(work)
+        if work.prompt_tokens:  # no such step was measured: as if each of them decoded
+            return self._lines[False](StepWork(work.tokens, work.decode_attended + work.prompt_attended, 0, 0, work.tokens))
+        return self._lines[True](work)
 
-    def seconds(self, shape: StepShape) -> float:
-        seconds = self.fitted(shape)
+    def cold(self, idle: float) -> float:
+        """Seconds that a step takes more after so many without one: caches hold other things then, and cores have slept."""
+        return self._cold(min(idle, IDLE_KNOTS[-1]))
+
+    def seconds(self, work: StepWork) -> float:
+        """Of a step that follows another one at once; `cold` comes to that where it doesn't."""
+        seconds = self.fitted(work)
         if self._draw is None:
             return seconds
-        kind = _kind(shape)
+        kind = _kind(work)
         pool = self._pools.get(kind) or self._pool(kind)
         return seconds * pool[int(self._draw.random() * len(pool))]
 
@@ -233,7 +220,7 @@ class FittedCosts:
 
     def with_noise(self, noise: int | None) -> FittedCosts:
         """The same fit with another seed, or without noise."""
-        return FittedCosts(self._lines, self._ratios, noise=noise)
+        return FittedCosts(self._lines, self._cold, self._ratios, noise=noise)
 
     def spread(self) -> dict[str, float]:
         """How far measured steps are from fitted ones: the middle of |ratio - 1|, of steps of decodes and of steps with prompts."""
@@ -246,21 +233,32 @@ class FittedCosts:
 
 def fit(samples: Sequence[Sample], *, noise: int | None = 0) -> FittedCosts:
     """Raises `ConfigError` where the samples say nothing (fewer than four of either kind, or no time passed)."""
-    good = [sample for sample in samples if sample.seconds > 0.0 and sample.shape.tokens > 0]
-    kinds = {has_prefill: [sample for sample in good if sample.shape.has_prefill == has_prefill] for has_prefill in (False, True)}
+    good = [sample for sample in samples if sample.seconds > 0.0 and sample.work.tokens > 0]
+    warm = [sample for sample in good if not sample.idle]
+    kinds = {has_prefill: [sample for sample in warm if (sample.work.prompt_tokens > 0) == has_prefill] for has_prefill in (False, True)}
     kinds = {has_prefill: found for has_prefill, found in kinds.items() if len(found) >= LEAST_STEPS}
     if not kinds:
-        raise ConfigError(f"{len(good)} measured steps are too few to say how long a step takes; measure again for longer.")
+        raise ConfigError(f"{len(warm)} measured steps are too few to say how long a step takes; measure again for longer.")
     lines = {has_prefill: Line(found) for has_prefill, found in kinds.items()}
     ratios: dict[_Kind, list[float]] = defaultdict(list)
     for has_prefill, found in kinds.items():
         for sample in found:
-            ratios[_kind(sample.shape)].append(sample.seconds / lines[has_prefill](sample.shape))
-    return FittedCosts(lines, ratios, noise=noise)
+            ratios[_kind(sample.work)].append(sample.seconds / lines[has_prefill](sample.work))
+    return FittedCosts(lines, _cold([sample for sample in good if sample.idle], lines), ratios, noise=noise)
 
 
-def _kind(shape: StepShape) -> _Kind:
-    return (shape.prompt_tokens > 0, max(0, bisect_left(KNOTS, shape.decodes + shape.prompt_tokens) - 1))
+def _cold(samples: Sequence[Sample], lines: Mapping[bool, Line]) -> Ramp:
+    """What steps after a pause took beyond their line, by idle seconds; nothing where too few were measured."""
+    knots = IDLE_KNOTS[:-1]
+    extra = [(sample.idle, sample.seconds - line(sample.work)) for sample in samples if (line := lines.get(sample.work.prompt_tokens > 0))]
+    if len(extra) < LEAST_STEPS:
+        return Ramp(knots, [0.0] * len(knots))
+    features = [Ramp.features(min(idle, IDLE_KNOTS[-1]), knots) for idle, _ in extra]
+    return Ramp(knots, _non_negative(features, [seconds for _, seconds in extra], [1.0] * len(extra)))
+
+
+def _kind(work: StepWork) -> _Kind:
+    return (work.prompt_tokens > 0, max(0, bisect_left(KNOTS, work.tokens) - 1))
 
 
 def _knots(counts: Sequence[int]) -> list[int]:

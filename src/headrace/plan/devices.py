@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.plan.costs import StepShape
+from headrace.core.step_work import StepWork
 
 BANDWIDTH_SHARE = 0.8  # of the published memory bandwidth that decode kernels reach
 COMPUTE_SHARE = 0.5  # of the published dense peak that prefill kernels reach
@@ -104,11 +104,11 @@ class RooflineCosts:
     bandwidth_share: float = BANDWIDTH_SHARE
     compute_share: float = COMPUTE_SHARE
 
-    def seconds(self, shape: StepShape) -> float:
+    def seconds(self, work: StepWork) -> float:
         model, device = self.model, self.device
-        positions = shape.context + shape.attended
-        read = (model.layer_weights + model.head_weights) * model.weight_bytes + model.kv_bytes * shape.context
-        operations = 2 * (model.layer_weights * shape.tokens + model.head_weights * shape.sampled) + model.attention_operations * positions
+        positions = work.decode_attended + work.prompt_attended
+        read = (model.layer_weights + model.head_weights) * model.weight_bytes + model.kv_bytes * work.decode_attended
+        operations = 2 * (model.layer_weights * work.tokens + model.head_weights * work.sampled) + model.attention_operations * positions
         return OVERHEAD_S + max(read / (device.bandwidth * self.bandwidth_share), operations / (device.peak * self.compute_share))
 
 

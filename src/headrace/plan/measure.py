@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,13 @@ from typing import Any
 from headrace.bench.load import body_of
 from headrace.bench.sse_client import Record, Target
 from headrace.bench.workload import BenchRequest
+from headrace.core.step_work import StepWork
 from headrace.errors import StartError
-from headrace.plan.costs import Sample, StepShape
+from headrace.plan.costs import Sample
 
 LEVEL_S = 5.0  # of each number of clients
-ALONE_LEVELS = 1.6  # times as long with one
+ALONE_LEVELS = 2.0  # times as long with one
+ALONE_RESTS_S = (0.0, 0.03, 0.0, 0.15, 0.0, 0.5)  # before its requests in turn: a step after a pause takes longer
 FULL_LEVELS = 3  # with all of them: first their prompts come, then what a full service does
 ALONE_OUTPUT = 6  # tokens of an answer then
 WARM_UP = 2  # requests
@@ -114,7 +117,10 @@ class _Loops:
         return found
 
     async def _client(self) -> None:
+        rests = itertools.cycle(ALONE_RESTS_S)
         while not self._ending:
+            if self._alone:
+                await asyncio.sleep(next(rests))
             self._records.append(await self._send())
 
     async def _send(self) -> Record:
@@ -147,27 +153,29 @@ def rows_of(recording: Recording) -> dict[int, list[dict[str, Any]]]:
 
 
 def samples_of(recording: Recording) -> list[Sample]:
-    """One for each step."""
-    shapes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # the fields of a `StepShape`
+    """One for each step. How long there was none before the first is not known; it is taken for one that follows another."""
+    works: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])  # the fields of a `StepWork`
     for slices in rows_of(recording).values():
         rows = [event for event in slices if "args" in event]
         for event, later in itertools.zip_longest(rows, rows[1:]):
             place = event["args"]
-            tokens, position, shape = place["tokens"], place["position"], shapes[place["step"]]
+            tokens, position, work = place["tokens"], place["position"], works[place["step"]]
             if event["name"] == "decode":
-                shape[0] += 1
-                shape[1] += position + 1
-                shape[4] += 1
+                work[0] += 1
+                work[1] += position + 1
+                work[4] += 1
             else:
-                shape[2] += tokens
-                shape[3] += tokens * (position + tokens)
-                shape[4] += later is None or later["name"] == "decode"
-    samples = []
+                work[2] += tokens
+                work[3] += tokens * (position + tokens)
+                work[4] += later is None or later["name"] == "decode"
+    samples, ended = [], math.inf
     for event in steps_of(recording):
         number = int(str(event["name"]).removeprefix("step ").split(":")[0])
-        found = StepShape(*shapes[number])
+        begin, seconds = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
+        idle, ended = begin - ended, begin + seconds
+        found = StepWork(*works[number])
         if found.tokens:
-            samples.append(Sample(**found._asdict(), seconds=float(event["dur"]) / 1e6))
+            samples.append(Sample(found, seconds, idle if idle >= LONGEST_HANDOFF_S else 0.0))
     return samples
 
 

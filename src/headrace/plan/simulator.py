@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.bench.traces import TracedRequest
 from headrace.config import SchedulerConfig
 from headrace.core.messages import AddRequest, SampledRow, StepPlan, StepResult, TokenOutput
 from headrace.core.scheduler import Scheduler
-from headrace.core.step_time import StepWork
-from headrace.plan.costs import Costs, Sample, StepShape
+from headrace.plan.costs import Costs, Sample
 from headrace.sampling_params import SamplingParams
 
 TOKEN = 0  # every answer consists of it
 
 
+def _never(idle: float) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """What lies around the engine, in seconds."""
+    """What lies around the engine and between its steps, in seconds."""
 
     handoff: float = 0.0  # from the end of a step to the start of the next one
     before: float = 0.0  # from sending a request to the engine's inbox, without
     before_token: float = 0.0  # for each token of its prompt
     after: float = 0.0  # from the end of a step to the client that reads its token
+    cold: Callable[[float], float] = _never  # that a step takes more after so many without one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,21 +87,6 @@ class Watch:
         pass
 
 
-def shape_of(plan: StepPlan) -> StepShape:
-    decodes = context = prompt_tokens = attended = sampled = 0
-    for row in plan.rows:
-        count = row.num_tokens
-        if row.sample:
-            sampled += 1
-            if count == 1:
-                decodes += 1
-                context += row.start + 1
-                continue
-        prompt_tokens += count
-        attended += count * (row.start + count)
-    return StepShape(decodes, context, prompt_tokens, attended, sampled)
-
-
 class Prompts:
     """Token ids for prompts of which only the lengths and what they share are known."""
 
@@ -135,8 +124,7 @@ class SimulatedEngine:
     ) -> None:
         self._scheduler = Scheduler(config)
         for sample in known:
-            work = StepWork(sample.decodes, sample.context, sample.prompt_tokens, sample.attended)
-            self._scheduler.step_time.observe(work, seconds=sample.seconds)
+            self._scheduler.step_time.observe(sample.work, seconds=sample.seconds)
         self._costs = costs
         self._delays = delays
         self._async_scheduling = async_scheduling
@@ -149,6 +137,7 @@ class SimulatedEngine:
         self._ahead: StepPlan | None = None
         self._seconds = 0.0  # that the running step takes
         self._end = math.inf  # of the running step
+        self._ended = 0.0  # the last one
         self._blocks = 0  # held while it runs
 
     def run(self, requests: Sequence[TracedRequest]) -> Replay:
@@ -206,12 +195,13 @@ class SimulatedEngine:
         return plan
 
     def _start(self, plan: StepPlan, now: float, replay: Replay) -> None:
-        shape = shape_of(plan)
         self._running = plan
-        self._seconds = self._costs.seconds(shape)
+        self._seconds = self._costs.seconds(plan.work)
+        if self._ended < now:
+            self._seconds += self._delays.cold(now - self._ended)
         self._end = now + self._delays.handoff + self._seconds
         replay.steps += 1
-        replay.step_tokens += shape.decodes + shape.prompt_tokens
+        replay.step_tokens += plan.work.tokens
         replay.busy += self._seconds
 
     def _finish(self, now: float, replay: Replay) -> None:
@@ -222,7 +212,7 @@ class SimulatedEngine:
         replay.peak_blocks = max(replay.peak_blocks, held)
         replay.block_seconds += held * seconds
         replay.end = now
-        self._running = None
+        self._running, self._ended = None, now
         if self._ahead is not None:  # first keep the runner busy, then do the books
             ahead, self._ahead = self._ahead, None
             self._start(ahead, now, replay)

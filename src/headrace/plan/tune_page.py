@@ -18,7 +18,7 @@ COLUMNS = (
     ("p95_e2el_ms", "E2E P95, ms", "{:.0f}"),
 )
 CAVEATS = (
-    "Scores are of one run each, on one machine and one load; another load has another best.",
+    "Scores are of one run each, those of the best few the mean of up to three, on one machine and one load; another load has another best.",
     "A trial that could no longer win was ended early; it stands at the rate that it had reached by then.",
     "Each curve goes through the best settings: all others are held while one varies. Not every combination was tried.",
 )

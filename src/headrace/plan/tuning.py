@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,39 @@ from headrace.errors import ConfigError
 from headrace.plan.search import Axis, Settings, key_of
 from headrace.plan.slo import Limit, kept_share
 
+NEAR = 0.9  # of the best score: what one run of each cannot tell from the best
+MOST_CONTENDERS = 3  # that are measured again
+RUNS = 3  # of each of them, with the first one
 ROOM = 0.2  # by how much limits that are kept with all the room there is are better than limits that are just kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One server under the load."""
+    """A server under the load; of several runs the means."""
 
     settings: dict[str, Any]  # by flag, as the config file has them
     score: float
-    seconds: float  # the trial took, the server's start included
+    seconds: float  # a run took, the server's start included
     cut_short: bool = False  # it could not win any more
     error: str | None = None  # why the server does not serve with these settings
     figures: dict[str, float] | None = None  # by the names of `bench serve`
+    runs: int = 1
+
+    def with_run(self, other: TrialResult) -> TrialResult:
+        """The means with one run more, of the same settings. A run that failed leaves them as they are."""
+        if self.figures is None or other.figures is None:
+            return self
+
+        def mean(before: float, now: float) -> float:
+            return before + (now - before) / (self.runs + 1)
+
+        return replace(
+            self,
+            score=mean(self.score, other.score),
+            seconds=mean(self.seconds, other.seconds),
+            figures={name: mean(value, other.figures[name]) for name, value in self.figures.items()},
+            runs=self.runs + 1,
+        )
 
 
 def score_of(throughput: float, limits: Sequence[Limit], values: Mapping[str, float]) -> float:
@@ -102,11 +122,31 @@ class TrialBook:
         return next((trial for trial in self.trials if key_of(trial.settings) == key), None)
 
     def add(self, trial: TrialResult) -> None:
-        self.trials.append(trial)
+        """One more; of settings that are there already, one more run."""
+        known = self.find(trial.settings)
+        if known is None:
+            self.trials.append(trial)
+        else:
+            self.trials[self.trials.index(known)] = known.with_run(trial)
         draft = self._path.with_name(self._path.name + ".part")
         value = {"subject": self._subject, "trials": [asdict(entry) for entry in self.trials]}
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(draft, self._path)  # whole or not at all
+
+
+def race(trials: Sequence[TrialResult], run: Callable[[Settings], None]) -> None:
+    """Has those that are nearly the best run again, in turn, so that a machine that is faster for a while is so for all of them.
+
+    `run` adds a run to one of them. Raises `OutOfTime` where that does.
+    """
+    best = max((trial.score for trial in trials), default=0.0)
+    near = sorted((trial for trial in trials if trial.figures is not None and trial.score >= NEAR * best), key=lambda trial: -trial.score)
+    if len(near) < 2:
+        return
+    for lap in range(1, RUNS):
+        for trial in near[:MOST_CONTENDERS]:
+            if trial.runs <= lap:  # a search that was stopped has had some of them
+                run(trial.settings)
 
 
 def curves(axes: Sequence[Axis], best: Settings, trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
@@ -122,12 +162,12 @@ def curves(axes: Sequence[Axis], best: Settings, trials: Sequence[TrialResult]) 
 
 def report(axes: Sequence[Axis], best: TrialResult, trials: Sequence[TrialResult], limits: Sequence[Limit]) -> str:
     """The curves through the best point, for a terminal."""
-    lines = [f"{len(trials)} trials in {sum(trial.seconds for trial in trials):.0f} s"]
+    lines = [f"{len(trials)} trials in {sum(trial.seconds * trial.runs for trial in trials):.0f} s"]
     for name, line in curves(axes, best.settings, trials).items():
         lines.append(f"{name:<28}{'score':>8}{'requests/s':>12}{'tokens/s':>10}{'TTFT p95':>10}{'ITL p95':>9}{'E2EL p95':>10}  (ms)")
         top = max(trial.score for trial in line)
         for trial in line:
-            mark = " <- best" if trial is best else ""
+            mark = f"{f' ({trial.runs} runs)' if trial.runs > 1 else ''}{' <- best' if trial is best else ''}"
             lines.append(f"  {shown(trial.settings[name]):<26}{_row(trial)}  {'#' * round(20 * trial.score / top if top else 0)}{mark}")
     if limits and best.figures is not None and best.score < best.figures["request_throughput"]:
         lines.append(f"No setting that was tried keeps {', '.join(map(str, limits))}.")

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from headrace.runner.step_module import StepModule, StepShape, skeleton
 
 LOW_PRIORITY = 19
 _TICK_S = 1.0
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 20, 0.05
 
 
 class CompileFailed(Exception):
@@ -32,6 +34,15 @@ class CompileFailed(Exception):
 
 class Stopped(Exception):
     """Nobody wants the package any more."""
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder into which processes may still write that have been killed already."""
+    for _ in range(_REMOVE_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_S)
 
 
 class BackgroundCompiler:
@@ -86,7 +97,7 @@ class BackgroundCompiler:
                         stream.close()
             self._process = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)
             self._folder = None
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -95,15 +106,16 @@ class BackgroundCompiler:
             self._folder = Path(tempfile.mkdtemp(prefix="headrace-compile-"))
             environment = dict(os.environ)
             environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            environment["TMPDIR"] = str(self._folder)  # what compilers leave when they are killed goes with the folder
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "headrace.runner.compile_worker"],
+                [sys.executable, "-W", "ignore", "-m", "headrace.runner.compile_worker", str(self._folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None if os.environ.get("HEADRACE_DEBUG") == "1" else subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment,
             )
-            job = Job(module=skeleton(module), shape=shape, buckets=buckets, kernels=kernels, folder=str(self._folder), nice=nice)
+            job = Job(module=skeleton(module), shape=shape, buckets=buckets, kernels=kernels, nice=nice)
             assert self._process.stdin is not None
             send_job(self._process.stdin, job)
         return self._process

@@ -1,7 +1,8 @@
-"""The one place where anything is compiled: a process of its own, `python -m headrace.runner.compile_worker`, at low priority.
+"""The one place where anything is compiled: a process of its own, `python -m headrace.runner.compile_worker FOLDER`, at low priority.
 
 It gets a `Job` (pickled, from its own parent, over the pipe that is its stdin), then the number of a bucket on each line, and answers each with
-one line of JSON: the package's file, or the error. It holds shapes instead of weights. When its stdin ends it ends, compilers and all.
+one line of JSON: the package's file, or the error. It holds shapes instead of weights. When its stdin ends it ends, compilers, temporary files and
+all, whatever has become of the parent.
 
 The step is exported to one graph, and AOTInductor makes a library of it that calls the kernels one after the other without Python between
 them. Weights stay out of the package; who loads it lends them.
@@ -14,6 +15,7 @@ import os
 import pickle
 import signal
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -48,7 +50,6 @@ class Job:
     shape: StepShape
     buckets: tuple[Bucket, ...]
     kernels: cpu.CpuKernels
-    folder: str  # where packages are written
     nice: int  # how far the process gives way to others, 0 to 19
 
 
@@ -95,19 +96,24 @@ def send_job(stream: BinaryIO, job: Job) -> None:
     stream.flush()
 
 
-def _receive_job(stream: BinaryIO) -> Job:
-    (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-    return pickle.loads(stream.read(length))
+def _receive_job(stream: BinaryIO) -> Job | None:
+    """None where the parent has gone before it was whole."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    return pickle.loads(data) if len(data) == length else None
 
 
-def _run(job: Job, numbers: Iterable[int], answers: BinaryIO) -> None:
+def _run(job: Job, folder: str, numbers: Iterable[int], answers: BinaryIO) -> None:
     module = materialize(job.module)
     for number in numbers:
         bucket = job.buckets[number]
         begin = time.monotonic()
         answer: dict[str, Any] = {"bucket": number}
         try:
-            answer["file"] = str(compile_package(module, job.shape, bucket, Path(job.folder) / f"{bucket.name}.pt2"))
+            answer["file"] = str(compile_package(module, job.shape, bucket, Path(folder) / f"{bucket.name}.pt2"))
         except Exception as error:  # of the compiler, the exporter, the disk: the service lives without
             answer["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:500]
         answer["seconds"] = time.monotonic() - begin
@@ -115,17 +121,20 @@ def _run(job: Job, numbers: Iterable[int], answers: BinaryIO) -> None:
         answers.flush()
 
 
-def main() -> None:
+def main(folder: str) -> None:
+    """`folder`: where packages and all temporary files are written."""
     orders = sys.stdin.buffer
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     job = _receive_job(orders)
+    if job is None:
+        return end_with(folder)
     os.nice(job.nice)
     torch.set_num_threads(1)
     cpu.use_libraries(job.kernels)
     waiting: list[int] = []
     arrived = threading.Condition()
-    threading.Thread(target=_read, args=(orders, waiting, arrived), daemon=True).start()
+    threading.Thread(target=_read, args=(orders, waiting, arrived, folder), daemon=True).start()
 
     def numbers() -> Iterable[int]:
         while True:
@@ -134,17 +143,29 @@ def main() -> None:
                 number = waiting.pop(0)
             yield number
 
-    _run(job, numbers(), answers)
+    return _run(job, folder, numbers(), answers)
 
 
-def _read(orders: BinaryIO, waiting: list[int], arrived: threading.Condition) -> None:
+def _read(orders: BinaryIO, waiting: list[int], arrived: threading.Condition, folder: str) -> None:
     """Takes orders while a compiler runs, and ends everything when the parent is gone."""
     for line in orders:
         with arrived:
             waiting.append(int(line))
             arrived.notify()
-    os.killpg(os.getpgid(0), signal.SIGKILL)  # this process and its compilers: they have a group of their own
+    end_with(folder)
+
+
+def end_with(folder: str) -> None:
+    """Ends this process and its compilers, which have a group of their own, and removes the folder that all of them write to.
+
+    A shell outside of the group does it: nobody in the group may write any more when the folder goes.
+    """
+    script = 'kill -KILL "-$1"; for try in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$2" && break; sleep 0.1; done'
+    try:
+        subprocess.Popen(["sh", "-c", script, "sh", str(os.getpgid(0)), folder], start_new_session=True, stderr=subprocess.DEVNULL).wait()
+    finally:
+        os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -263,7 +263,6 @@ class Answer:
                 self._metrics.more_tokens(now - choice.last_token, count)
             choice.num_tokens += count
             choice.last_token = now
-            self._metrics.generated(count)
         if delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason
             self._metrics.finished(delta.finish_reason, now - self._arrival, choice.num_tokens)

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from headrace.server import (
     routes_batches,
@@ -54,7 +55,15 @@ FAMILIES = (
 )
 
 
-def create_app(service: Service, batches: BatchService | None = None) -> Starlette:
+class Application(Starlette):
+    """Leaves the server's own `send` to routes, for what follows the start of a stream: at each token it spares all layers between."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["send"] = send
+        await super().__call__(scope, receive, send)
+
+
+def create_app(service: Service, batches: BatchService | None = None) -> Application:
     """From the outside in: request id and log, CORS, errors, page, keys, routes.
 
     CORS stands outside of the keys, so that a preflight needs none and a page may read why it was refused. Our
@@ -89,7 +98,7 @@ def create_app(service: Service, batches: BatchService | None = None) -> Starlet
     if config.web:
         layers += [Middleware(WebPage)]
     layers += [Middleware(ApiKeys, keys=service.keys)]
-    app = Starlette(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
+    app = Application(routes=routes, middleware=layers, exception_handlers={HTTPException: routing_error})
     app.router.redirect_slashes = False  # another spelling of a path is another path
     return app
 

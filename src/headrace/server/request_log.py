@@ -51,7 +51,6 @@ class RequestLog:
         request_id = given if VALID_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        state["send"] = send  # for what goes on with an answer that has begun: no layer has to do with that any more
         trace, span = state["trace"], state["span"] = self._trace(scope, started)
         status = 0
 

@@ -14,9 +14,9 @@ import re
 import signal
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 import uvloop
@@ -126,6 +126,23 @@ class Signals:
         (self.force if self.stop.is_set() else self.stop).set()
 
 
+class Closes(Protocol):
+    async def close(self) -> None: ...
+
+
+async def end_of_service(http: uvicorn.Server, serving: asyncio.Task[None], service: Service, signals: Signals, parts: Iterable[Closes]) -> None:
+    """Closes the parts in their order, then the port: every answer can tell its client how it ended, if the client reads, also by force."""
+    for part in parts:
+        await part.close()
+    if signals.force.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITES_S):
+                await service.admission.idle.wait()
+        http.force_exit = True  # uvicorn waits for nobody
+    http.should_exit = True
+    await serving
+
+
 class ServingProcess:
     """Everything between the start and the end of `headrace serve`."""
 
@@ -155,11 +172,8 @@ class ServingProcess:
                 try:
                     return await self._until_the_end(serving)
                 finally:
-                    http.force_exit = self._signals.force.is_set()
-                    http.should_exit = True
-                    await self._batches.close()
-                    await self._client.close()  # ends what still runs with an error
-                    await serving
+                    # the engine's end ends what still runs with an error
+                    await end_of_service(http, serving, self._service, self._signals, (self._batches, self._client))
                     if self._generator is not None:
                         self._generator.close()
                     if self._tracing is not None:

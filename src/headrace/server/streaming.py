@@ -78,17 +78,18 @@ async def send_stream(send: Send, answer: Answer, wire: Wire, rest: Send) -> Non
     A `RequestError` before the first piece is raised, so that it can have its own status; a later one becomes the last event.
     """
 
-    async def write(data: bytes) -> None:
-        if data:
-            await rest({"type": "http.response.body", "body": data, "more_body": True})
+    def write(data: bytes) -> Awaitable[None]:
+        return rest({"type": "http.response.body", "body": data, "more_body": True})
 
     async with aclosing(answer.batches()) as batches:
         first = await anext(batches)
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         try:
-            await write(wire.begin() + wire.events(first))
+            if data := wire.begin() + wire.events(first):
+                await write(data)
             async for batch in batches:
-                await write(wire.events(batch))
+                if data := wire.events(batch):
+                    await write(data)
             await write(wire.end())
         except RequestError as error:
             await write(wire.failed(error))

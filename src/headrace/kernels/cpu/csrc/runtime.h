@@ -102,8 +102,8 @@ inline Tensor new_tensor(const int64_t* sizes, int64_t dims, ScalarType dtype) {
     stride *= sizes[i];
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+                                                  aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
 }
 
