@@ -21,7 +21,7 @@
 
 namespace {
 
-constexpr int kChains = 12;  // independent sums: an instruction takes as long as about ten can start
+constexpr int kChains = 12;  // independent sums: an instruction takes as long as about ten can start. Unrolled, or else they wait in memory
 constexpr int kReads = 8;    // vectors of a step of reading
 constexpr int64_t kBufferBytes = int64_t{256} << 20;
 
@@ -68,8 +68,10 @@ void read_all(const float* buffer, int64_t bytes) {
 void multiply_bytes(int64_t steps) {
   B weights = byte_set1(7), x = byte_set1(3);
   I sums[kChains];
-  for (I& sum : sums) sum = int_set1(0);
+#pragma GCC unroll 12
+  for (int j = 0; j < kChains; ++j) sums[j] = int_set1(0);
   for (int64_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 12
     for (int j = 0; j < kChains; ++j) {
 #if defined(HEADRACE_DOT_STEP)
       sums[j] = dot_step(sums[j], weights, x);
@@ -86,8 +88,10 @@ void multiply_bytes(int64_t steps) {
 
 void multiply_floats(int64_t steps) {
   F a = set1(0.5f), sums[kChains];
-  for (F& sum : sums) sum = set1(0.0f);
+#pragma GCC unroll 12
+  for (int j = 0; j < kChains; ++j) sums[j] = set1(0.0f);
   for (int64_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 12
     for (int j = 0; j < kChains; ++j) {
       sums[j] = fma(a, a, sums[j]);
       keep(sums[j]);

@@ -41,8 +41,8 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _AVX512_CPU = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 
-_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
-_AMX_CPU = _AVX512_CPU | {"avx512_bf16", "amx_tile", "amx_bf16"}
+_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_AMX_CPU = _AVX512_CPU | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
 
 # best first
 INSTRUCTION_SETS: dict[str, InstructionSet] = {

@@ -50,10 +50,16 @@ inline I dot_block(const B* w, const int8_t* x, const BlockInfo& info) {
   return __builtin_expect(info.upper != 0, 0) ? int_add(sum, dot_upper<Bits>(w[info.wide], info.upper)) : sum;
 }
 
+template <int Factor>
+inline I times(I x) {
+  return Factor == 0 ? int_set1(0) : int_mul(x, int_set1(Factor));
+}
+
 // Bits, and what is taken off a value: (value - Offset) * scale
 template <int Offset>
 struct PlainScale {
   F scale;
+  inline F finish(F sum, I dot, F x_scale, F, I x_sum) const { return fma(to_f(int_sub(dot, times<Offset>(x_sum))), scale * x_scale, sum); }
   inline F finish(F sum, I dot, const BlockInfo& info) const {
     return fma(to_f(int_sub(dot, int_set1(Offset * info.sum))), scale * set1(info.scale), sum);
   }
@@ -79,10 +85,8 @@ using Q5_0 = Plain<5, 16>;
 
 struct ShiftedScale {
   F scale, minimum;
-  inline F finish(F sum, I dot, const BlockInfo& info) const {
-    sum = fma(minimum, set1(info.scaled_sum), sum);
-    return fma(to_f(dot), scale * set1(info.scale), sum);
-  }
+  inline F finish(F sum, I dot, F x_scale, F x_scaled_sum, I) const { return fma(to_f(dot), scale * x_scale, fma(minimum, x_scaled_sum, sum)); }
+  inline F finish(F sum, I dot, const BlockInfo& info) const { return finish(sum, dot, set1(info.scale), set1(info.scaled_sum), int_set1(0)); }
 };
 template <int Bits>
 struct Shifted : ShiftedScale {  // nibbles 256, of 5 bits: fifth bits 64; scales 32, minima 32: value * scale + minimum

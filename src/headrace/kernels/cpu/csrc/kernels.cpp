@@ -21,6 +21,8 @@
 extern "C" __attribute__((visibility("default"))) const headrace::KernelTable* headrace_kernels() {
   static const headrace::KernelTable table = {HEADRACE_TEXT(HEADRACE_ISA),
                                               quantize,
+                                              quantize_tile,
+                                              kFewestTileRows,
                                               arrange,
                                               kFloatColumns,
                                               linear,

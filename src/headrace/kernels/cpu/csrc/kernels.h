@@ -29,6 +29,15 @@ struct BlockInfo {
   int32_t upper;         // their upper bytes; 0 where there are none
 };
 
+// A block of up to 16 activation rows, quantised, for products by tiles of bytes (byte_tiles.h). Rows that are not there have a scale of 0.
+constexpr int64_t kByteTileRows = 16;
+struct alignas(64) ByteTile {
+  int8_t lower[kByteTileRows][32], upper[kByteTileRows][32];  // upper: 0 but in the rows' wide quads; not set where `wide` is 0
+  float scale[kByteTileRows], scaled_sum[kByteTileRows];
+  int32_t sum[kByteTileRows];
+  uint32_t wide;  // bits: of rows with upper bytes
+};
+
 struct Linear {
   const uint8_t* weight;  // packed, see linear.h
   int64_t format;
@@ -37,6 +46,7 @@ struct Linear {
   const float* floats;    // [M, K], arranged, for weights in floating point
   const int8_t* x;        // [M, K] quantised, lower bytes, for the others
   const BlockInfo* info;  // [M, K / 32]
+  const ByteTile* tiles;  // [M / 16, K / 32] instead of both, or null
   const float* bias;      // [N] or null
   float* out;             // [M, out_stride]
   int64_t out_stride;
@@ -86,6 +96,9 @@ struct KernelTable {
   const char* name;
   // floats [M, K] -> int8 [M, K], info [M, K / 32]; rest, where it is not null: [M, K], what rounding took off. x may be rest.
   void (*quantize)(const float* x, int64_t m, int64_t k, int8_t* q, BlockInfo* info, float* rest);
+  // Block `block` of `rows` rows, at most kByteTileRows, into a tile; rest as above
+  void (*quantize_tile)(const float* x, int64_t rows, int64_t k, int64_t block, float* rest, ByteTile* out);
+  int64_t fewest_tile_rows;  // from so many rows on `linear` wants tiles of bytes, but for weights of Q6_K; 0: never
   // For weights in floating point: the next tile of `rows` activation rows [rows, K], of which there are ceil(rows / float_columns), into the
   // order that `linear` reads. Called with the rows that one call of `linear` takes; a single row stays as it is.
   void (*arrange)(const float* x, int64_t rows, int64_t k, int64_t tile, float* out);

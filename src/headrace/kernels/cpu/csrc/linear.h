@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "byte_tiles.h"
 #include "float_linear.h"
 #include "formats.h"
 #include "kernels.h"
@@ -47,6 +48,11 @@ constexpr int kColumns = 8;
 constexpr int kColumns = 4;  // 8 registers hold weights, 4 sums
 #endif
 constexpr int64_t kFewestPanelRows = 8;  // with fewer, weights are used as they come from memory
+#if defined(__AMX_INT8__)
+constexpr int64_t kFewestTileRows = 12;  // a tile takes as long for fewer
+#else
+constexpr int64_t kFewestTileRows = 0;
+#endif
 
 template <class Format, int C>
 inline void group_rows(const headrace::Linear& a, int64_t group, int64_t first, bool fetch) {
@@ -60,8 +66,12 @@ inline void group_rows(const headrace::Linear& a, int64_t group, int64_t first, 
 
 template <class Format>
 void linear_of(const headrace::Linear& a, int64_t first_group, int64_t last_group, int64_t first, int64_t last) {
-  if constexpr (!std::is_same<Format, Q6_K>::value)  // its blocks have two scales
+  if constexpr (!std::is_same<Format, Q6_K>::value) {  // its blocks have two scales
+#if defined(__AMX_INT8__)
+    if (a.tiles) return byte_tile_linear<Format>(a, first_group, last_group, first, last);
+#endif
     if (last - first >= kFewestPanelRows) return panel_linear<Format>(a, first_group, last_group, first, last);
+  }
   for (int64_t group = first_group; group < last_group; ++group) {
     int64_t m = first;
     for (; m + kColumns <= last; m += kColumns) group_rows<Format, kColumns>(a, group, m, m == first);

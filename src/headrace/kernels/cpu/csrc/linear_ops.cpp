@@ -9,7 +9,7 @@ namespace {
 
 // m activation rows in pieces of as many rows, at most kRowsAtOnce, of whole tiles of `tile` rows.
 int64_t rows_a_chunk(int64_t m, int64_t tile) {
-  const int64_t chunks = (m + kRowsAtOnce - 1) / kRowsAtOnce, rows = (m + chunks - 1) / chunks;
+  const int64_t most = kRowsAtOnce / tile * tile, chunks = (m + most - 1) / most, rows = (m + chunks - 1) / chunks;
   return (rows + tile - 1) / tile * tile;
 }
 
@@ -45,21 +45,31 @@ Weight weight_of(const Tensor& packed, int64_t format, int64_t rows, int64_t col
 // out[M, rows] (+)= x[M, columns] @ weight^T, all float32
 void multiply(const Weight& weight, const float* x, int64_t m, const float* bias, bool accumulate, float* out) {
   if (m == 0) return;
-  static thread_local Scratch q_scratch, info_scratch, rest_scratch, arranged_scratch;
+  static thread_local Scratch q_scratch, info_scratch, tile_scratch, rest_scratch, arranged_scratch;
   const int64_t k = weight.columns, blocks = k / kBlock, groups = (weight.rows + kGroupRows - 1) / kGroupRows;
   const bool floats = weight.format == kF32 || weight.format == kF16 || weight.format == kBF16;
-  int8_t* q = floats ? nullptr : q_scratch.get<int8_t>(m * k);
-  BlockInfo* info = floats ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
+  const bool by_tiles = !floats && weight.format != kQ6_K && kernels().fewest_tile_rows > 0 && m >= kernels().fewest_tile_rows;
+  ByteTile* tiles = by_tiles ? tile_scratch.get<ByteTile>((m + kByteTileRows - 1) / kByteTileRows * blocks) : nullptr;
+  int8_t* q = floats || by_tiles ? nullptr : q_scratch.get<int8_t>(m * k);
+  BlockInfo* info = floats || by_tiles ? nullptr : info_scratch.get<BlockInfo>(m * blocks);
   float* rest = !floats && weight.twice ? rest_scratch.get<float>(m * k) : nullptr;
   const auto quantize = [&](const float* from) {
+    if (tiles) {
+      return parallel_items((m + kByteTileRows - 1) / kByteTileRows * blocks, 32, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+          const int64_t row = i / blocks * kByteTileRows, rows = std::min(m - row, kByteTileRows);
+          kernels().quantize_tile(from + row * k, rows, k, i % blocks, rest ? rest + row * k : nullptr, tiles + i);
+        }
+      });
+    }
     parallel_items(m, 16384 / k + 1, [&](int64_t first, int64_t last) {
       kernels().quantize(from + first * k, last - first, k, q + first * k, info + first * blocks, rest ? rest + first * k : nullptr);
     });
   };
   if (!floats) quantize(x);
-  const int64_t chunk = rows_a_chunk(m, floats ? kernels().float_columns : 8), chunks = (m + chunk - 1) / chunk;
+  const int64_t chunk = rows_a_chunk(m, floats ? kernels().float_columns : tiles ? kByteTileRows : 8), chunks = (m + chunk - 1) / chunk;
   const float* rows = floats ? arranged(x, m, k, chunk, arranged_scratch) : nullptr;
-  Linear args{weight.data, weight.format, weight.rows, k, rows, q, info, bias, out, weight.rows, accumulate};
+  Linear args{weight.data, weight.format, weight.rows, k, rows, q, info, tiles, bias, out, weight.rows, accumulate};
   const int64_t pieces = torch::stable::get_num_threads() * 8;
   const int64_t groups_a_piece = groups / pieces > 2 ? groups / pieces / 2 * 2 : 2;  // even: tiles over two groups are the fastest
   const int64_t pieces_a_chunk = (groups + groups_a_piece - 1) / groups_a_piece;

@@ -124,4 +124,19 @@ void quantize(const float* x, int64_t m, int64_t k, int8_t* q, headrace::BlockIn
     info[block] = quantize_block(x + 32 * block, q + 32 * block, rest ? rest + 32 * block : nullptr);
 }
 
+void quantize_tile(const float* x, int64_t rows, int64_t k, int64_t block, float* rest, headrace::ByteTile* out) {
+  out->wide = 0;
+  for (int64_t row = 0; row < headrace::kByteTileRows; ++row) {
+    headrace::BlockInfo info = {};
+    if (row < rows) info = quantize_block(x + row * k + 32 * block, out->lower[row], rest ? rest + row * k + 32 * block : nullptr);
+    out->scale[row] = info.scale;
+    out->scaled_sum[row] = info.scaled_sum;
+    out->sum[row] = info.sum;
+    if (info.upper == 0) continue;
+    if (out->wide == 0) memset(out->upper, 0, sizeof out->upper);
+    out->wide |= 1u << row;
+    memcpy(out->upper[row] + 4 * info.wide, &info.upper, 4);
+  }
+}
+
 }  // namespace
