@@ -8,7 +8,7 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kQueryTile = 32;                     // tokens of a row that share the walk over its context
-constexpr int64_t kTiledLeast = 32, kTiledMost = 128;  // by tiles: more tokens share what it takes to convert keys and values
+constexpr int64_t kTiledLeast = 32, kTiledMost = 256;  // by tiles: more tokens share what it takes to convert keys and values
 constexpr int64_t kStateRoom = 16;                     // floats behind the sums of a state: sums of the next one begin at a cache line again
 constexpr int64_t kNoSlot = -1;                        // of a token that is padding: its keys and values are stored nowhere
 
@@ -50,7 +50,7 @@ std::vector<Item> items_of(const Rows& rows, int64_t window, int64_t threads) {
       items.push_back({row, first, last, position, first_part, last_part - first_part + 1, tiled});
     }
   };
-  const int64_t share = rows.query_start[rows.count] / (8 * threads) / kTiledLeast * kTiledLeast;
+  const int64_t share = rows.query_start[rows.count] / (4 * threads) / kTiledLeast * kTiledLeast;
   const int64_t tiled_at_once = std::clamp(share, kTiledLeast, kTiledMost);
   for (int64_t row = 0; row < rows.count; ++row) {
     const int64_t first = rows.query_start[row], others = first + (rows.tiled ? rows.tiled[row] : 0);

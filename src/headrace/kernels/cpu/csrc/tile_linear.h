@@ -26,6 +26,8 @@ namespace {
 
 constexpr int kSumStride = 32 * sizeof(float);  // bytes from a row to the next
 
+constexpr int64_t kNearBytes = 1 << 19;  // of activation rows that may still be in the second cache when they are read
+
 // Values k and k + 1 of 16 weight rows.
 inline void put_pair(uint16_t* out, F even, F odd) {
   alignas(64) static constexpr uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -140,9 +142,18 @@ inline void put_some(const headrace::TileLinear& a, Finished& f, int64_t count) 
   }
 }
 
+// The activation rows of the next block, asked for little by little: they come from the third cache, or the other core's second.
+struct Ahead {
+  const char *next, *end;
+  int64_t lines;  // at a time
+  inline void some() {
+    for (int64_t i = 0; i < lines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // One block of activation rows, or its first half, times one pair of groups. sums: [32, 32]
-template <Way way, bool both_halves>
-inline void tile_sums(const headrace::TileLinear& a, const uint16_t* x, const uint16_t* panel, int64_t steps, float* sums, Finished& before) {
+template <Way way, bool both_halves, bool asking>
+inline void tile_sums(const headrace::TileLinear& a, const uint16_t* x, const uint16_t* panel, int64_t steps, float* sums, Finished& before, Ahead& ahead) {
   const int64_t share = (before.rows + steps - 1) / steps;
   _tile_zero(0);
   _tile_zero(1);
@@ -163,6 +174,7 @@ inline void tile_sums(const headrace::TileLinear& a, const uint16_t* x, const ui
       _tile_dpbf16ps(3, 5, 7);
     }
     put_some<way>(a, before, share);
+    if constexpr (asking) ahead.some();
   }
   _tile_stored(0, sums, kSumStride);
   _tile_stored(1, sums + 16, kSumStride);
@@ -173,7 +185,7 @@ inline void tile_sums(const headrace::TileLinear& a, const uint16_t* x, const ui
 }
 
 // The panel's weights times the blocks of activation rows.
-template <Way way>
+template <Way way, bool asking>
 void panel_times(const headrace::TileLinear& a, int64_t first_pair, int64_t last_pair, int64_t first_block, int64_t last_block, const uint16_t* panel) {
   const int64_t steps = (a.columns + kTileK - 1) / kTileK, pair_values = steps * 2 * kTileValues;
   alignas(64) float sums[2][32 * 32];
@@ -181,17 +193,26 @@ void panel_times(const headrace::TileLinear& a, int64_t first_pair, int64_t last
   int turn = 0;
   for (int64_t block = first_block; block < last_block; ++block) {
     const int64_t first = block * 32, rows = a.count - first < 32 ? a.count - first : 32;
+    const uint16_t *x = a.x + block * pair_values, *next = x + pair_values;
+    Ahead ahead = {(const char*)next, (const char*)(block + 1 < last_block ? next + pair_values : next), 32 / (last_pair - first_pair) + 1};
     for (int64_t pair = first_pair; pair < last_pair; ++pair, turn ^= 1) {
-      const uint16_t *x = a.x + block * pair_values, *weights = panel + (pair - first_pair) * pair_values;
+      const uint16_t* weights = panel + (pair - first_pair) * pair_values;
       if (rows > kTileRows) {
-        tile_sums<way, true>(a, x, weights, steps, sums[turn], before);
+        tile_sums<way, true, asking>(a, x, weights, steps, sums[turn], before, ahead);
       } else {
-        tile_sums<way, false>(a, x, weights, steps, sums[turn], before);
+        tile_sums<way, false, asking>(a, x, weights, steps, sums[turn], before, ahead);
       }
       before = {sums[turn], pair, first, 0, rows};
     }
   }
   put_some<way>(a, before, before.rows);
+}
+
+template <Way way>
+void panel_times_rows(const headrace::TileLinear& a, int64_t first_pair, int64_t last_pair, int64_t first_block, int64_t last_block,
+                      const uint16_t* panel) {
+  const int64_t bytes = (last_block - first_block) * headrace::kTileBlock * ((a.columns + kTileK - 1) / kTileK) * kTileStride;
+  (bytes > kNearBytes ? panel_times<way, true> : panel_times<way, false>)(a, first_pair, last_pair, first_block, last_block, panel);
 }
 
 void tile_linear(const headrace::TileLinear& a, int64_t first_pair, int64_t last_pair, int64_t first_block, int64_t last_block, uint16_t* panel) {
@@ -205,13 +226,13 @@ void tile_linear(const headrace::TileLinear& a, int64_t first_pair, int64_t last
   }
   configure_tiles();
   if (a.gated) {
-    panel_times<Way::kGated>(a, first_pair, last_pair, first_block, last_block, panel);
+    panel_times_rows<Way::kGated>(a, first_pair, last_pair, first_block, last_block, panel);
   } else if (a.bias || a.rows % 32) {
-    panel_times<Way::kAny>(a, first_pair, last_pair, first_block, last_block, panel);
+    panel_times_rows<Way::kAny>(a, first_pair, last_pair, first_block, last_block, panel);
   } else if (a.accumulate) {
-    panel_times<Way::kAdd>(a, first_pair, last_pair, first_block, last_block, panel);
+    panel_times_rows<Way::kAdd>(a, first_pair, last_pair, first_block, last_block, panel);
   } else {
-    panel_times<Way::kStore>(a, first_pair, last_pair, first_block, last_block, panel);
+    panel_times_rows<Way::kStore>(a, first_pair, last_pair, first_block, last_block, panel);
   }
   _tile_release();
 }
