@@ -1,11 +1,12 @@
 // What the machine can do at most, with all threads at once: bytes read, multiply-adds of 4-bit weights with 8-bit activations, float32
-// multiply-adds, multiply-adds of bfloat16 tiles (0 without them); each in billions a second. Compiled by roofline.py with the flags of the kernels and against their headers, so that the
-// instructions are those that the kernels use.
+// multiply-adds, multiply-adds of bfloat16 tiles (0 without them); each in billions a second. Compiled by roofline.py with the flags of the kernels
+// and against their headers, so that the instructions are those that the kernels use.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -106,15 +107,26 @@ constexpr int64_t kTileProducts = 4 * kTileRows * 16 * kTileK;  // of a step
 // Asks the system for room for tiles, as `headrace.kernels.cpu.library` does.
 bool tiles_allowed() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
+// On numbers from -1 to 1: zeros are multiplied a fifth faster.
 void multiply_tiles(int64_t steps) {
-  alignas(64) static const uint16_t zeros[kTileValues] = {};
+  alignas(64) uint16_t values[2][kTileValues];
+  uint32_t state = 1;
+  for (auto& tile : values) {
+    for (uint16_t& value : tile) {
+      state = state * 1664525u + 1013904223u;
+      const float number = (float)(state >> 8) / (1 << 23) - 1.0f;
+      uint32_t bits;
+      std::memcpy(&bits, &number, sizeof(bits));
+      value = (uint16_t)(bits >> 16);  // bfloat16
+    }
+  }
   configure_tiles();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  _tile_loadd(4, zeros, kTileStride);
-  _tile_loadd(5, zeros, kTileStride);
+  _tile_loadd(4, values[0], kTileStride);
+  _tile_loadd(5, values[1], kTileStride);
   for (int64_t i = 0; i < steps; ++i) {
     _tile_dpbf16ps(0, 4, 5);
     _tile_dpbf16ps(1, 4, 5);
