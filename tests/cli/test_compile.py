@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,13 @@ def test_an_end_in_the_middle_leaves_no_files_and_no_processes(tmp_path: Path, n
     temporary.mkdir()
     command = [sys.executable, "-m", "headrace", "compile", str(model), "-o", str(tmp_path / "out"), "--compile-cache", str(tmp_path / "cache")]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen([*command, "--max-num-seqs", "2"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [*command, "--max-num-seqs", "2"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # else what a shell started in the background hands it on ignored
+    ) as process:
         begun = "headrace-compile-*" + ("/inductor/*" if compiles else "")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         until(lambda: process.poll() is not None or (any(temporary.glob(begun)) and children.read_text()))
