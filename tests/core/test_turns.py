@@ -147,3 +147,26 @@ def test_background_work_of_the_same_key_is_no_other_tenant():
         turn(engine)
     assert sum(row.request_id.startswith("r") for row in engine.plans[-1].rows) == 40
     close(engine)
+
+
+def test_steps_of_a_slow_model_hold_more_than_their_start():
+    """Where reading the weights alone takes as long as a step should, answers and prompts would come in crumbs."""
+    fixed_s = 2 * STEP_S
+    engine = Engine(config(max_num_seqs=32, max_num_batched_tokens=512, num_blocks=2000))
+
+    def step(times: int = 1) -> None:
+        for _ in range(times):
+            if not engine.outstanding:
+                engine.plan()
+            engine.update(seconds=fixed_s + 0.001 * engine.outstanding[0].num_tokens)
+
+    engine.add(request("light0", 8, 6, tenant="light"))
+    step(6)
+    for i in range(16):
+        engine.add(request(f"heavy{i}", 200, 60, arrival=engine.now, tenant="heavy"))
+    step(40)
+    decodes = [plan for plan in engine.plans if not plan.work.prompt_tokens]
+    assert len(decodes[-1].rows) == 16, "all of them fit into twice what a step takes anyhow"
+    prompts = [plan for plan in engine.plans if plan.work.prompt_tokens and plan.work.decode_tokens]
+    assert max(plan.work.prompt_tokens for plan in prompts) > 50
+    close(engine)

@@ -19,10 +19,13 @@ import httpx
 import pytest
 
 from headrace.config import EngineConfig, ServerConfig
+from headrace.core.messages import AddRequest
 from headrace.errors import ConfigError, StartError
 from headrace.server.ready_message import ready_message
-from headrace.server.serve import Signals, end_of_service, listen, read_template, run
+from headrace.server.serve import Signals, end_of_service, listen, read_template, run, self_test
 from headrace.server.service import Service
+from tests.core.block_world import Engine, config
+from tests.core.block_world import request as core_request
 from tests.patience import LIMIT_S
 from tests.ports import free_port
 from tests.server.fakes import FakeEngine, World, refused, write_model
@@ -310,6 +313,19 @@ def test_a_model_that_does_not_start_ends_the_server(start: Start):
     assert process.ended() == 1
     assert "headrace: error: the file is torn" in process.output()
     assert "Traceback" not in process.output()
+
+
+def test_the_self_test_is_no_tenant_to_share_with():
+    request = self_test()
+    engine = Engine(config())
+    message = AddRequest(
+        request_id="self-test", prompt_token_ids=(0,), params=request.params, tenant=request.tenant, background=request.background, arrival=0.0
+    )
+    engine.add(message)
+    engine.run()
+    engine.add(core_request("first", 64, 4, arrival=engine.now, tenant="of a key"))
+    engine.run()
+    assert not engine.scheduler._turns.are_taken
 
 
 def test_a_model_that_cannot_compute_is_never_ready(start: Start):

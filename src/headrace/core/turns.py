@@ -26,6 +26,7 @@ PAUSE_S = 0.2  # none begins so long after the first in a row: the answers of th
 AHEAD_S = 0.02  # nothing is planned ahead of a step that takes longer: a tenant that comes would have to wait for both
 AWAY_S = 30.0  # a tenant that was not here for so long is not expected back
 MIN_SLOTS = 8  # with fewer, none is kept free for a tenant that comes
+_NEXT_TO_NOTHING = StepWork(decode_tokens=1, decode_attended=1, prompt_tokens=1, prompt_attended=1, sampled=1)
 
 
 class TenantTurns:
@@ -50,7 +51,7 @@ class TenantTurns:
         """What the step may take with its prompts; None: as long as the decodes in it bear."""
         if not self.are_taken:
             return None
-        return OWN_STEP_S if self._behind else STEP_S
+        return self._worth_its_start(OWN_STEP_S if self._behind else STEP_S)
 
     def may_plan_behind(self, step: PlannedStep) -> bool:
         """Whether the next step may be planned while this one runs."""
@@ -96,6 +97,10 @@ class TenantTurns:
             return False
         return all(roster.shares.served(other) <= roster.shares.served(tenant) for other in roster.shares)
 
+    def _worth_its_start(self, seconds: float) -> float:
+        """At least twice what a step takes with next to nothing in it: a slow model would spend its short steps on reading weights."""
+        return max(seconds, 2 * self._step_time.predict(_NEXT_TO_NOTHING)) if self._step_time.ready else seconds
+
     def _present(self) -> set[str]:
         if len(self._roster.shares) > 1:
             return {request.message.tenant for request in self._roster if not request.background}
@@ -120,7 +125,7 @@ class TenantTurns:
         decodes = [request for request in running if request.num_remaining == 1]
         if not decodes or not self._step_time.ready:
             return frozenset()
-        seconds = STEP_S * (DECODE_SHARE if any(request.num_remaining > 1 for request in running) else 1.0)
+        seconds = self._worth_its_start(STEP_S) * (DECODE_SHARE if any(request.num_remaining > 1 for request in running) else 1.0)
         attended = sum(request.num_computed + 1 for request in decodes) / len(decodes)
         least, count = -(-len(decodes) // MIN_DECODES), len(decodes)
         while count > least and self._step_time.predict(StepWork(count, int(count * attended))) > seconds:
