@@ -107,7 +107,7 @@ constexpr int64_t kTileProducts = 4 * kTileRows * 16 * kTileK;  // of a step
 // Asks the system for room for tiles, as `headrace.kernels.cpu.library` does.
 bool tiles_allowed() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
-// On numbers from -1 to 1: zeros are multiplied a fifth faster.
+// On numbers from -1 to 1: zeros may be multiplied faster.
 void multiply_tiles(int64_t steps) {
   alignas(64) uint16_t values[2][kTileValues];
   uint32_t state = 1;
